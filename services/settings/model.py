@@ -1,0 +1,148 @@
+"""Every setting of Headwater: its type, default and meaning. Sections are the tables of the TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from services.settings.units import Duration, Size
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A table of the settings file: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSettings(Section):
+    """Where embedded backends, snapshots and caches keep their files."""
+
+    dir: Path = Path(".headwater")
+
+
+class LogSettings(Section):
+    """The message log."""
+
+    backend: Literal["sqlite", "kafka"] = "sqlite"
+    servers: str = "127.0.0.1:9092"
+    partitions: Count = 4
+    retention: Duration = Field(default=7 * 86_400.0, validate_default=True)
+    replication: Count = 1
+
+
+class FeatureSettings(Section):
+    """The online feature store and the schema file (the built-in schema if absent)."""
+
+    backend: Literal["sqlite", "redis"] = "sqlite"
+    url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    schema_file: Path | None = None
+    max_claims: Count = 20_000_000
+    """How many event ids are remembered at most, whatever their age."""
+    offline: bool = True
+    """Whether clean events are kept as Parquet below the data folder, for point-in-time training."""
+
+
+class CoordinationSettings(Section):
+    """Membership, shard map, leases."""
+
+    backend: Literal["sqlite", "etcd"] = "sqlite"
+    url: str = "http://127.0.0.1:2379"
+    lease_ttl: Duration = 5.0
+
+
+class ApiSettings(Section):
+    """The REST server."""
+
+    listen: str = "127.0.0.1:8080"
+    advertise: str | None = None
+    keys: tuple[SecretStr, ...] = ()
+    """Hashed keys, ``scope:sha256-hex`` (made by ``headwater config new-key SCOPE``)."""
+    max_body: Size = 4 * 2**20
+    max_batch: Count = 1_000
+    max_results: Count = 100
+    deadline: Duration = 0.25
+    max_clock_ahead: Duration = 300.0
+    """An event whose timestamp lies further in the future is refused (422)."""
+    queue: Count = 20_000
+    """Events waiting for the log at most; beyond it, 429."""
+    cursor_ttl: Duration = 1_800.0
+    max_cursors: Count = 50_000
+
+
+class ProcessorSettings(Section):
+    """From raw events to features and samples."""
+
+    count: Count = 1
+    max_batch: Count = 512
+    linger: Duration = 0.002
+    dedupe_window: Duration = 7 * 86_400.0
+    positive_actions: tuple[str, ...] = ("like", "click", "purchase", "play")
+    rating_threshold: float = 4.0
+    """A rating of at least this counts as liked."""
+    negatives: Count = 24
+    """Negatives that each sample carries."""
+    recent_items: Count = 30
+    seen_items: Count = 2_000
+
+
+class TrainerSettings(Section):
+    """Gradients from samples."""
+
+    count: Count = 1
+    commit_interval: Duration = 1.0
+    nice: Annotated[int, Field(ge=0, le=19)] = 5
+
+
+class ParameterSettings(Section):
+    """The parameter servers."""
+
+    servers: Count = 1
+    shards: Count = 4
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    snapshot_interval: Duration = 5.0
+    snapshots_kept: Count = 2
+    generation_interval: Duration = 30.0
+    deadline: Duration = 5.0
+    change_stream: Count = 262_144
+    """Rows a shard's change stream remembers; a reader further behind gets a full scan."""
+
+
+class ModelSettings(Section):
+    """Shape and learning rates of the models trained online."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = "main"
+    retrieval_dim: Count = 32
+    ranking_dim: Count = 16
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    embedding_rate: Annotated[float, Field(gt=0)] = 0.1
+    dense_rate: Annotated[float, Field(gt=0)] = 0.01
+    seed: int = 7
+
+
+class RecommendationSettings(Section):
+    """From candidates to the list."""
+
+    candidates: Count = 200
+    popular_candidates: Count = 50
+    fresh_candidates: Count = 10
+    exact_search_up_to: Count = 200_000
+
+
+class Settings(Section):
+    """All of it."""
+
+    data: DataSettings = DataSettings()
+    log: LogSettings = LogSettings()
+    features: FeatureSettings = FeatureSettings()
+    coordination: CoordinationSettings = CoordinationSettings()
+    api: ApiSettings = ApiSettings()
+    processor: ProcessorSettings = ProcessorSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    parameters: ParameterSettings = ParameterSettings()
+    model: ModelSettings = ModelSettings()
+    recommendation: RecommendationSettings = RecommendationSettings()
