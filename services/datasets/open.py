@@ -1,0 +1,52 @@
+"""One door to every data set: MovieLens-100K by name, the generated one by name, or a folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from services.datasets import generated, movielens
+from services.datasets.dataset import Dataset
+from services.datasets.download import obtain_movielens
+from services.datasets.errors import DatasetError, DatasetUnavailable
+
+NAMES: Final = (movielens.NAME, generated.NAME)
+GENERATED_WARNING: Final = (
+    "THIS IS NOT MOVIELENS: no source could be reached, so the data set is GENERATED. "
+    "Figures on it say nothing about real people."
+)
+
+log = logging.getLogger(__name__)
+
+
+def open_dataset(
+    name: str,
+    cache: Path,
+    *,
+    kinds: Mapping[str, Mapping[str, str]] | None = None,
+    skip_bad: bool = False,
+    allow_generated: bool = True,
+) -> tuple[Dataset, tuple[str, ...]]:
+    """The data set called ``name``, or in the folder ``name``, and what its user must be told.
+
+    ``kinds`` gives the kind of each attribute by entity for folders (``categorical``, ``number``, ``list``).
+    Where MovieLens cannot be reached and ``allow_generated``, a generated one of the same shape stands in, and
+    the notes say so. Raises DatasetUnavailable, BadRows, or DatasetError for a name that nothing has.
+    """
+    if name == generated.NAME:
+        return generated.generate(), ()
+    if name == movielens.NAME:
+        try:
+            return obtain_movielens(cache), ()
+        except DatasetUnavailable as error:
+            if not allow_generated:
+                raise
+            return generated.generate(), (GENERATED_WARNING, str(error))
+    folder = Path(name)
+    if not folder.is_dir():
+        raise DatasetError(f"{name!r} is neither a data set ({', '.join(NAMES)}) nor a folder")
+    from services.datasets.folder import read_folder
+
+    return read_folder(folder, kinds=kinds or {}, skip_bad=skip_bad)
