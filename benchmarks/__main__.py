@@ -1,0 +1,44 @@
+"""``python -m benchmarks NAME [--quick] [--json]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console
+
+from benchmarks.report import Row, as_json, print_table
+
+NAMES: Final = {
+    "pipeline": "events a second and freshness, from POST to visible in recommendations",
+    "serve": "requests a second and latency of /v1/recommendations",
+}
+
+
+def main() -> int:
+    """Run one benchmark and print its rows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        epilog="\n".join(f"  {name:10} {what}" for name, what in NAMES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--quick", action="store_true", help="end within 60 seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args()
+    run: Callable[[bool, Console], list[Row]] = importlib.import_module(f"benchmarks.{options.name}").run
+    rows = run(options.quick, Console(stderr=True))
+    if options.json:
+        json.dump(as_json(options.name, rows), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print_table(options.name, rows, Console())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

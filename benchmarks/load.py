@@ -1,0 +1,159 @@
+"""An HTTP load generator for loopback: open loop (a fixed rate, whatever the answers do) or closed loop.
+
+It runs in a process of its own, so that it does not share an interpreter with what it measures. Latency in
+the open loop counts from the moment a request was *due*, so a stalled server is not flattered (Tene's
+coordinated omission). Bodies come from an iterable; replies are parsed by httptools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httptools
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send: requests ``(path, body)`` taken in turn, by POST, over ``connections`` connections.
+
+    ``rate`` in requests a second makes it an open loop; None a closed one.
+    """
+
+    host: str
+    port: int
+    requests: Sequence[tuple[str, bytes]]
+    seconds: float
+    connections: int
+    rate: float | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came back: latencies of all answered requests (ms), count by status, and seconds it took."""
+
+    latency_ms: tuple[float, ...]
+    statuses: dict[int, int]
+    seconds: float
+    first_failure: str = ""
+
+    @property
+    def per_second(self) -> float:
+        """Answered requests a second."""
+        return len(self.latency_ms) / self.seconds
+
+    def percentile(self, q: float) -> float:
+        """Latency in ms that ``q`` percent of the requests did not exceed."""
+        return float(np.percentile(self.latency_ms, q)) if self.latency_ms else float("inf")
+
+
+class Parser(Protocol):
+    """The part of httptools' response parser that is used here."""
+
+    def feed_data(self, data: bytes) -> None: ...
+    def get_status_code(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection with at most one request on its way."""
+
+    done: asyncio.Future[tuple[int, bytes]] | None = None
+    transport: asyncio.Transport | None = None
+    parser: Parser | None = None
+    body: list[bytes] = field(default_factory=list)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(ConnectionError(f"connection closed: {exc}"))
+
+    def data_received(self, data: bytes) -> None:
+        assert self.parser is not None
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self.body.append(body)
+
+    def on_message_complete(self) -> None:
+        assert self.done is not None
+        assert self.parser is not None
+        self.done.set_result((self.parser.get_status_code(), b"".join(self.body)))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        assert self.transport is not None
+        self.done = asyncio.get_running_loop().create_future()
+        self.parser, self.body = httptools.HttpResponseParser(self), []
+        self.transport.write(request)
+        return await self.done
+
+
+async def _drive(load: Load) -> Outcome:
+    loop = asyncio.get_running_loop()
+    free: asyncio.Queue[_Connection] = asyncio.Queue()
+    for _ in range(load.connections):
+        _, connection = await loop.create_connection(_Connection, load.host, load.port)
+        free.put_nowait(connection)
+    extra = "".join(f"{name}: {value}\r\n" for name, value in load.headers)
+    wire = [
+        (
+            f"POST {path} HTTP/1.1\r\nHost: {load.host}\r\nContent-Type: application/json\r\n{extra}"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        + body
+        for path, body in load.requests
+    ]
+    latency_ms: list[float] = []
+    statuses: Counter[int] = Counter()
+    failures: list[str] = []
+
+    async def one(connection: _Connection, request: bytes, due: float) -> None:
+        status, body = await connection.ask(request)
+        latency_ms.append((time.perf_counter() - due) * 1e3)
+        statuses[status] += 1
+        if status >= 400 and not failures:
+            failures.append(body.decode(errors="replace")[:500])
+        free.put_nowait(connection)
+
+    start = time.perf_counter()
+    tasks: set[asyncio.Task[None]] = set()
+    sent = 0
+    while (now := time.perf_counter() - start) < load.seconds:
+        due = start + now
+        if load.rate is not None:
+            due = start + sent / load.rate
+            if due - start >= load.seconds:
+                break
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        connection = await free.get()
+        task = asyncio.create_task(one(connection, wire[sent % len(wire)], due))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        sent += 1
+    await asyncio.gather(*tasks)
+    seconds = time.perf_counter() - start
+    while not free.empty():
+        transport = free.get_nowait().transport
+        if transport is not None:
+            transport.close()
+    return Outcome(tuple(latency_ms), dict(statuses), seconds, "".join(failures))
+
+
+def _drive_in_child(load: Load) -> Outcome:
+    return asyncio.run(_drive(load))
+
+
+def run_load(load: Load) -> Outcome:
+    """Drive ``load`` from a fresh process and return what it saw."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_drive_in_child, (load,))
