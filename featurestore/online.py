@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 Value = None | bool | int | float | str | bytes | list[str] | list[int] | list[float]
 
@@ -40,6 +40,18 @@ class Cell:
     value: Value
     event_time_ms: int
     ttl_ms: int = 0
+
+
+Status = Literal["present", "null", "not_found", "expired"]
+
+
+def read_status(cell: Cell | None, now_ms: int) -> Status:
+    """What a reader may say of a cell at ``now_ms``: expired wins over null, and its value is not shown."""
+    if cell is None:
+        return "not_found"
+    if cell.ttl_ms and cell.event_time_ms + cell.ttl_ms <= now_ms:
+        return "expired"
+    return "null" if cell.value is None else "present"
 
 
 @dataclass(frozen=True, slots=True)
