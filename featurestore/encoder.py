@@ -69,7 +69,7 @@ class Encoder:
         counts = self._counts(entity, rows, now)
         for n, feature in enumerate(columns.numeric):
             raw = counts[feature.half_life_s] if feature.kind == "counter" else _numbers(feature, rows, times)
-            numeric[:, n] = _standardise(feature, raw)
+            numeric[:, n] = standardise(feature, raw)
         lists = tuple(self._list(feature, rows, times) for feature in columns.lists)
         return Encoded(categorical, numeric, lists)
 
@@ -174,7 +174,8 @@ def _numbers(feature: Feature, rows: Rows, times: list[int]) -> npt.NDArray[np.f
     return _floats(_values(feature.attribute, rows, times), default)
 
 
-def _standardise(feature: Feature, raw: npt.NDArray[np.float64]) -> Numbers:
+def standardise(feature: Feature, raw: npt.NDArray[np.float64]) -> Numbers:
+    """Raw values ``[N]`` of a number or counter as the model sees them; NaN becomes the mean (0)."""
     shaped = np.sign(raw) * np.log1p(np.abs(raw)) if feature.transform == "log1p" else raw
     scaled = np.nan_to_num((shaped - feature.mean) / feature.std, nan=0.0, posinf=CLIP, neginf=-CLIP)
     return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
