@@ -1,1 +1,18 @@
-__all__: list[str] = []
+from services.supervisor.folder import AlreadyRunning, ChildState, RunFolder, SupervisorState
+from services.supervisor.plan import ChildSpec, plan
+from services.supervisor.restarts import RestartPolicy
+from services.supervisor.supervisor import NotReady, Supervisor
+from services.supervisor.up import supervised
+
+__all__ = [
+    "AlreadyRunning",
+    "ChildSpec",
+    "ChildState",
+    "NotReady",
+    "RestartPolicy",
+    "RunFolder",
+    "Supervisor",
+    "SupervisorState",
+    "plan",
+    "supervised",
+]
