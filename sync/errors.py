@@ -1,0 +1,52 @@
+"""What can go wrong in ``sync``: the other side's fault, ours, and damaged bytes are told apart.
+
+Exceptions::
+
+    SyncError
+    ├── BadSpec              a table, initialiser or optimiser that cannot exist (a setting is wrong)
+    ├── PeerFault            what another process sent makes no sense; nothing was changed
+    │   ├── UnknownTable     it names a table that this shard does not hold
+    │   ├── BadShape         arrays whose shape, type or keys do not fit the table
+    │   ├── BadPush          an offset or predecessor that no log can produce
+    │   └── TooManySources   one more source of pushes than the bound allows
+    ├── TableFull            the bound on rows is reached; nothing was changed
+    └── SnapshotDamaged      bytes that are not a whole, unaltered snapshot
+"""
+
+from __future__ import annotations
+
+
+class SyncError(Exception):
+    """The root of everything that ``sync`` raises on purpose."""
+
+
+class BadSpec(SyncError):
+    """A table, initialiser or optimiser that cannot exist; the message names the field."""
+
+
+class PeerFault(SyncError):
+    """Another process sent what makes no sense. Nothing was changed, no offset moved."""
+
+
+class UnknownTable(PeerFault):
+    """The named table is not one of this shard's."""
+
+
+class BadShape(PeerFault):
+    """An array's shape, type or keys do not fit the table."""
+
+
+class BadPush(PeerFault):
+    """The push's offset or predecessor cannot come from a log."""
+
+
+class TooManySources(PeerFault):
+    """The bound on sources of pushes is reached; forget the retired ones."""
+
+
+class TableFull(SyncError):
+    """The table holds as many rows as its bound allows. Nothing was changed."""
+
+
+class SnapshotDamaged(SyncError):
+    """The bytes are not a whole, unaltered snapshot of a format that this version reads."""
