@@ -74,7 +74,10 @@ class SqliteStore:
     def delete(self, keys: Sequence[EntityKey]) -> list[bool]:
         with self._file.writing() as db:
             live = {
-                part[n] for _, part in _parts(keys) for n, cells in _select(db, part) if cells is not None
+                part[n]: None
+                for _, part in _parts(keys)
+                for n, cells in _select(db, part)
+                if cells is not None
             }
             _put(db, list(live), [None] * len(live))
         return [key in live for key in keys]
