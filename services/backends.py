@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.settings.model import Settings
+from services.topics import EVENTS, REJECTED, SAMPLES, ensure_topics
 
 if TYPE_CHECKING:
     from featurestore.online import OnlineStore
     from services.coordination.contract import Coordination
     from services.messagelog.contract import MessageLog
 
+__all__ = ["EVENTS", "REJECTED", "SAMPLES", "open_coordination", "open_log", "open_store"]
 
 def open_log(settings: Settings) -> MessageLog:
     """The message log, with the pipeline's topics made. Raises LogUnavailable."""
     from services.messagelog.open import open_log as open_backend
-    from services.topics import ensure_topics
 
     log = open_backend(
         settings.log.backend,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -124,5 +125,24 @@ def run_service(service: str, settings: Settings, name: str, *, with_parent: boo
     with stop_on_signals(stop):
         run = cast(Service, import_module(module).run)
         log.info("%s starts, process %d", service, os.getpid())
+        announce(settings.data.dir, name, os.getpid())
         run(settings, name, stop)
+        (settings.data.dir / "run" / f"{name}.pid").unlink(missing_ok=True)
         log.info("%s ended", service)
+
+
+def announce(data_dir: Path, name: str, pid: int) -> None:
+    """Note in the data folder that ``pid`` runs as ``name``, for health checks without a supervisor."""
+    folder = data_dir / "run"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.pid").write_text(f"{pid}\n", encoding="ascii")
+
+
+def running_here(data_dir: Path) -> dict[str, int]:
+    """Name and process id of each process announced in the data folder."""
+    found: dict[str, int] = {}
+    for file in (data_dir / "run").glob("*.pid"):
+        text = file.read_text(encoding="ascii").strip()
+        if text.isdecimal():
+            found[file.stem] = int(text)
+    return found

@@ -49,7 +49,7 @@ def plan(settings: Settings, settings_file: Path) -> tuple[ChildSpec, ...]:
 
 def _command(service: str, name: str, settings_file: Path) -> tuple[str, ...]:
     program = (sys.executable, "-m", "services.cli.app", "--config", str(settings_file))
-    return (*program, "service", "run", service, "--name", name, "--with-parent")
+    return (*program, "service", service, "--name", name, "--with-parent")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

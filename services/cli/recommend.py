@@ -1,0 +1,63 @@
+"""``headwater recommend`` over REST, and the API's document."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from services.cli.context import Options
+
+Url = Annotated[str | None, typer.Option("--url", help="The API's address (or HEADWATER_URL).")]
+Key = Annotated[str | None, typer.Option("--key", help="An API key (or HEADWATER_API_KEY).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("recommend")(recommend)
+    app.command("openapi")(openapi)
+
+
+def recommend(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Argument(help="A user's id; without it, for nobody in particular.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many items.")] = 10,
+    category: Annotated[list[str] | None, typer.Option("--category", help="Only of these categories.")] = None,
+    include_seen: Annotated[bool, typer.Option("--include-seen", help="Also what the user knows.")] = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Ask the running API for recommendations."""
+    from services.cli.client import api_of
+    from services.cli.output import note, print_json, print_table
+    from services.cli.replies import items_of, title_of
+
+    options: Options = context.obj
+    api = api_of(options.settings(), url, key)
+    body: dict[str, object] = {"n": n, "exclude_seen": not include_seen}
+    if user is not None:
+        body["user_id"] = user
+    if category:
+        body["categories"] = category
+    reply = api.post("/v1/recommendations", body)
+    if options.json:
+        print_json(reply)
+        return
+    rows = [
+        (rank, title_of(api, item.item_id), item.item_id, f"{item.score:.4f}", item.source, "; ".join(item.reasons))
+        for rank, item in enumerate(items_of(reply), 1)
+    ]
+    print_table(("", "title", "item", "score", "source", "reasons"), rows)
+    if isinstance(reply, dict):
+        note(
+            f"model {reply.get('model_version')}, parameters as of {reply.get('parameters_as_of')}, "
+            f"took {reply.get('took_ms')} ms{', degraded' if reply.get('degraded') else ''}"
+        )
+
+
+def openapi() -> None:
+    """Print the OpenAPI document."""
+    from services.api.openapi import document
+    from services.cli.output import print_json
+
+    print_json(document())

@@ -1,0 +1,215 @@
+"""``headwater up``, ``status``, ``down``: all processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from services.cli.context import Options
+from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
+
+if TYPE_CHECKING:
+    from services.settings.model import Settings
+    from services.supervisor.folder import ChildState, RunFolder
+
+_POLL_S: Final = 0.1
+_STOP_S: Final = 90.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("up")(up)
+    app.command("status")(status)
+    app.command("down")(down)
+
+
+def up(
+    context: typer.Context,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all is ready.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all is ready.")] = 90.0,
+) -> None:
+    """Start every process on this machine and keep them running."""
+    options: Options = context.obj
+    settings = options.settings()
+    if detach:
+        _detached(options, settings, timeout_s)
+    else:
+        _foreground(options, settings, timeout_s)
+
+
+def _foreground(options: Options, settings: Settings, timeout_s: float) -> None:
+    import threading
+
+    from services.cli.output import note
+    from services.processes import configure_logging, stop_on_signals
+    from services.supervisor.up import supervised
+
+    configure_logging("supervisor", level="WARNING")
+    stop = threading.Event()
+    with stop_on_signals(stop), supervised(settings) as supervisor:
+        note(f"starting {len(supervisor.children())} processes; data in {settings.data.dir.absolute()}")
+        supervisor.wait_ready(timeout_s, stop)
+        if not stop.is_set():
+            _show_up(options, settings, supervisor.children())
+        stop.wait()
+        note("stopping: the API first, the parameter servers last")
+
+
+def _detached(options: Options, settings: Settings, timeout_s: float) -> None:
+    from services.cli.output import note
+    from services.supervisor.folder import AlreadyRunning, RunFolder
+    from services.supervisor.logs import tail
+
+    folder = RunFolder(settings.data.dir.absolute())
+    if folder.held():
+        state = folder.state()
+        raise AlreadyRunning(folder.path.parent, state.process.pid if state else None)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    output = folder.path / "supervisor.log"
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli.app", *_again(options), "up", "--timeout", str(timeout_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout_s + 10.0
+    while process.poll() is None and time.monotonic() < deadline:
+        state = folder.state()
+        mine = state is not None and state.process.pid == process.pid
+        if state is not None and mine and all(child.state == "ready" for child in state.children):
+            _show_up(options, settings, state.children)
+            note(f"process {process.pid} keeps them running; `headwater down` stops them")
+            return
+        time.sleep(_POLL_S)
+    raise CommandFailed(Exit.NOT_READY, "\n".join(tail(output, 20)) or "the supervisor ended", f"See {output}.")
+
+
+def _again(options: Options) -> list[str]:
+    """The global options for a second run of ourselves."""
+    file = options.file(os.environ)
+    config = [f"--config={file}"] if file else []
+    return [*config, *(f"--set={override}" for override in options.overrides)]
+
+
+def _show_up(options: Options, settings: Settings, children: Sequence[ChildState]) -> None:
+    from services.cli.output import note, print_json
+
+    api = next((child.address for child in children if child.service == "api"), settings.api.listen)
+    url = api if "://" in api else f"http://{api}"
+    if options.json:
+        print_json({"url": url, "processes": [_child_json(child) for child in children]})
+        return
+    _print_children(children, int(time.time() * 1e3))
+    key = " -H 'X-API-Key: YOUR KEY'" if settings.api.keys else ""
+    print(f"\nAPI      {url}/v1/        documentation  {url}/docs")
+    print(f"health   {url}/health/ready   metrics  {url}/metrics\n")
+    print(f"curl -s {url}/v1/recommendations{key} -H 'Content-Type: application/json' -d '{{\"user_id\": \"1\"}}'\n")
+    sys.stdout.flush()
+    note("`headwater import ml-100k` fills it with films; Ctrl-C (or `headwater down`) stops it")
+
+
+def _print_children(children: Sequence[ChildState], now_ms: int) -> None:
+    from services.cli.output import print_table
+
+    rows = [
+        (
+            child.name,
+            child.state,
+            f"{max(0, now_ms - child.since_ms) / 1e3:.0f} s",
+            child.restarts,
+            child.process.pid if child.process else "",
+            child.address,
+        )
+        for child in children
+    ]
+    print_table(("process", "state", "since", "restarts", "pid", "address"), rows)
+
+
+def _child_json(child: ChildState) -> dict[str, object]:
+    return {
+        "name": child.name,
+        "service": child.service,
+        "state": child.state,
+        "since_ms": child.since_ms,
+        "restarts": child.restarts,
+        "last_exit": child.last_exit,
+        "pid": child.process.pid if child.process else None,
+        "address": child.address or None,
+    }
+
+
+def status(context: typer.Context) -> None:
+    """Show the processes, and how far behind the log each group is."""
+    from services.cli.output import print_json, print_table
+    from services.cli.standing import registered, standing
+
+    options: Options = context.obj
+    settings = options.settings()
+    folder = _folder(settings)
+    state = folder.state() if folder.held() else None
+    members = [] if state else registered(settings)
+    if state is None and not members:
+        raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}")
+    children = state.children if state else tuple(members)
+    lags = standing(settings)
+    if options.json:
+        print_json(
+            {
+                "supervisor": state.process.pid if state else None,
+                "processes": [_child_json(child) for child in children],
+                "lag": [
+                    {
+                        "group": lag.group, "topic": lag.topic, "partition": lag.partition,
+                        "messages": lag.messages, "seconds": round(lag.seconds, 3),
+                    }
+                    for lag in lags
+                ],
+            }
+        )  # fmt: skip
+        return
+    _print_children(children, int(time.time() * 1e3))
+    print()
+    rows = [(lag.group, lag.topic, lag.partition, lag.messages, f"{lag.seconds:.2f}") for lag in lags]
+    print_table(("group", "topic", "partition", "messages behind", "seconds behind"), rows)
+
+
+def _folder(settings: Settings) -> RunFolder:
+    from services.supervisor.folder import RunFolder
+
+    return RunFolder(settings.data.dir.absolute())
+
+
+def down(context: typer.Context) -> None:
+    """Stop what ``headwater up`` started on this data folder."""
+    import signal
+
+    from services.cli.output import note, print_json
+
+    options: Options = context.obj
+    settings = options.settings()
+    folder = _folder(settings)
+    state = folder.state() if folder.held() else None
+    process = state.process.process() if state else None
+    if process is None:
+        raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", "There is nothing to stop.")
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_S
+    while folder.held():
+        if time.monotonic() > deadline:
+            raise CommandFailed(
+                Exit.NOT_READY, f"process {process.pid} still stops its processes after {_STOP_S:g} s", "Wait on."
+            )
+        time.sleep(_POLL_S)
+    if options.json:
+        print_json({"stopped": process.pid})
+    else:
+        note("stopped")
