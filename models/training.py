@@ -20,7 +20,7 @@ from models.gather import Index, embed, tensor, unique_keys
 from models.losses import binary_cross_entropy, sampled_softmax
 from models.parameters import RANKING, RETRIEVAL, DenseLayout, EmbeddingTable, Floats, ModelNeeds
 from models.samples import MicroBatch
-from models.two_tower import item_vectors, tower_tensors, user_vectors
+from models.two_tower import item_vectors, two_tower_tensors, user_vectors
 
 Rows = Mapping[str, Floats]
 
@@ -35,13 +35,13 @@ class ModelConfig:
 
     retrieval_dim: int = 32
     ranking_dim: int = 16
-    temperature: float = 0.1
+    temperature: float = 0.3
     embedding_rate: float = 0.1
-    dense_rate: float = 0.01
+    dense_rate: float = 0.03
     embedding_scale: float = 0.05
     hidden: int = 64
     bottom: tuple[int, ...] = (32,)
-    top: tuple[int, ...] = (64, 32)
+    top: tuple[int, ...] = (32,)
     ranking_negatives: int = 8
     negative_weight: float = 1.0
     dislike_weight: float = 0.1
@@ -76,8 +76,12 @@ class RecommenderModel:
         )
         layout = DenseLayout(
             (
-                *tower_tensors("user", user_c + user_l, user_d, config.retrieval_dim, config.hidden),
-                *tower_tensors("item", item_c + item_l, item_d, config.retrieval_dim, config.hidden),
+                *two_tower_tensors(
+                    (user_c + user_l, user_d),
+                    (item_c + item_l, item_d),
+                    config.retrieval_dim,
+                    config.hidden,
+                ),
                 *dlrm_tensors(
                     user_c + user_l + item_c + item_l,
                     user_d + item_d,

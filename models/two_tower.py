@@ -3,7 +3,9 @@
 After Yi et al., "Sampling-bias-corrected neural modeling for large corpus item recommendations" (2019). Each
 tower is the gated sum of its feature embeddings plus a small MLP over all of them. The sum learns from the
 first example on, which matters when every example is seen once; the MLP adds what a sum cannot say. The
-user's last coordinate is the constant 1, so an item's last coordinate is its bias: popularity has its place.
+user's last coordinate is the constant 1, so an item's last coordinate is its bias. The bias is a function of
+the item's numbers alone, among them its decayed counts: learned per item, it would remember all-time
+popularity long after it faded.
 """
 
 from __future__ import annotations
@@ -28,6 +30,17 @@ def tower_tensors(name: str, features: int, numbers: int, dim: int, hidden: int)
     )
 
 
+def two_tower_tensors(
+    user: tuple[int, int], item: tuple[int, int], dim: int, hidden: int
+) -> tuple[DenseTensor, ...]:
+    """Dense weights of both towers; ``user`` and ``item`` are (embeddings, numbers)."""
+    return (
+        *tower_tensors("user", *user, dim, hidden),
+        *tower_tensors("item", *item, dim, hidden),
+        DenseTensor("item.bias", (item[1], 1)),
+    )
+
+
 def tower(name: str, vectors: Tensor, numeric: Tensor, dense: Mapping[str, Tensor]) -> Tensor:
     """One tower's output ``[N, d]`` from vectors ``[N, F, d]`` and numbers ``[N, D]``."""
     inputs = torch.cat([vectors.flatten(1), numeric], dim=1)
@@ -44,4 +57,5 @@ def user_vectors(vectors: Tensor, numeric: Tensor, dense: Mapping[str, Tensor]) 
 
 def item_vectors(vectors: Tensor, numeric: Tensor, dense: Mapping[str, Tensor]) -> Tensor:
     """Item vectors ``[M, d]``, the last coordinate the item's bias."""
-    return tower("item", vectors, numeric, dense)
+    out = tower("item", vectors, numeric, dense)
+    return torch.cat([out[:, :-1], numeric @ dense["item.bias"]], dim=1)
