@@ -72,8 +72,8 @@ class Weights:
 
     retrieval: float = 1.0
     ranking: float = 0.5
-    popularity: float = 3.0
-    taste: float = 4.0
+    popularity: float = 2.5
+    taste: float = 8.0
 
 
 @dataclass(frozen=True, slots=True)
