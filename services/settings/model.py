@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from services.settings.units import Duration, Size
 
 Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -118,9 +119,9 @@ class ModelSettings(Section):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = "main"
     retrieval_dim: Count = 32
     ranking_dim: Count = 16
-    temperature: Annotated[float, Field(gt=0)] = 0.1
+    temperature: Annotated[float, Field(gt=0)] = 0.3
     embedding_rate: Annotated[float, Field(gt=0)] = 0.1
-    dense_rate: Annotated[float, Field(gt=0)] = 0.01
+    dense_rate: Annotated[float, Field(gt=0)] = 0.02
     seed: int = 7
 
 
@@ -131,6 +132,14 @@ class RecommendationSettings(Section):
     popular_candidates: Count = 50
     fresh_candidates: Count = 10
     exact_search_up_to: Count = 200_000
+    retrieval_weight: Weight = 1.0
+    """Weights of the final score: two-tower score, DLRM logit, log of the decayed likes of a week, and
+    affinity to the categories of recent likes."""
+    ranking_weight: Weight = 0.5
+    popularity_weight: Weight = 2.5
+    taste_weight: Weight = 8.0
+    explore: Annotated[int, Field(ge=0)] = 1
+    """Places of a list at most that go to fresh items which score alone would leave out."""
 
 
 class Settings(Section):
