@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EVENTS", "REJECTED", "SAMPLES", "open_coordination", "open_log", "open_store"]
 
+
 def open_log(settings: Settings) -> MessageLog:
     """The message log, with the pipeline's topics made. Raises LogUnavailable."""
     from services.messagelog.open import open_log as open_backend

@@ -88,7 +88,10 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def stop_with_parent(
-    stop: threading.Event, descriptor: int = 0, grace_s: float = _GRACE_S, leave: Callable[[int], None] = os._exit
+    stop: threading.Event,
+    descriptor: int = 0,
+    grace_s: float = _GRACE_S,
+    leave: Callable[[int], None] = os._exit,
 ) -> None:
     """Set ``stop`` once the pipe at ``descriptor`` closes, and leave for good ``grace_s`` after.
 

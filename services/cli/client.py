@@ -25,7 +25,7 @@ class Api:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._key = key
+        self.key = key
 
     def get(self, *path: str) -> object:
         """``GET /v1/path...``, each part escaped."""
@@ -40,8 +40,8 @@ class Api:
         parts = urlsplit(self.url)
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._key:
-            headers["X-API-Key"] = self._key
+        if self.key:
+            headers["X-API-Key"] = self.key
         try:
             connection = self._connection(parts)
             try:
@@ -80,8 +80,12 @@ def _problem(status: int, text: bytes) -> str:
         return f"HTTP {status}"
     if not isinstance(problem, Mapping):
         return f"HTTP {status}"
-    lines = [f"{problem.get('code', f'HTTP {status}')}: {problem.get('detail') or problem.get('title') or ''}"]
-    lines += [f"  {field.get('path', '')}: {field.get('message', '')}" for field in problem.get("errors") or []]
+    lines = [
+        f"{problem.get('code', f'HTTP {status}')}: {problem.get('detail') or problem.get('title') or ''}"
+    ]
+    lines += [
+        f"  {field.get('path', '')}: {field.get('message', '')}" for field in problem.get("errors") or []
+    ]
     if problem.get("request_id"):
         lines.append(f"  request {problem['request_id']}")
     return "\n".join(lines)

@@ -58,7 +58,8 @@ def new_key(
     else:
         print(f"key      {key}")
         print(f"setting  {hashed}")
-        print('\nGive the key to the client and keep it nowhere else. Put the setting into the file: [api] keys = ["…"]')
+        print("\nGive the key to the client and keep it nowhere else.")
+        print('Put the setting into the file: [api] keys = ["…"]')
 
 
 @app.command("init")

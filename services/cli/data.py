@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
+    from featurestore.schema import Schema
     from services.datasets.dataset import Dataset
     from services.datasets.importer import Imported
     from services.settings.model import Settings
@@ -40,7 +40,9 @@ def import_(
     shift_to_now: Annotated[
         bool, typer.Option("--shift-to-now", help="Move all times alike, so that the last imported is now.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over wrong rows and count them.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over wrong rows and count them.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return once the processor is done with it.")] = False,
     stall_s: Annotated[
         float, typer.Option("--stall", help="With --wait: give up after so many seconds without progress.")
@@ -54,7 +56,7 @@ def import_(
 
     options: Options = context.obj
     settings = options.settings()
-    dataset, notes = _open(source, settings, skip_bad)
+    dataset, notes = open_source(source, settings, skip_bad)
     for text in notes:
         warn(text)
     if shift_to_now:
@@ -81,7 +83,8 @@ def import_(
     else:
         note(
             f"{dataset.name} ({dataset.source}): {len(dataset.items)} items, {len(dataset.users)} users, "
-            f"{len(dataset.interactions)} interactions {'processed' if wait else 'appended'} in {seconds:.1f} s"
+            f"{len(dataset.interactions)} interactions {'processed' if wait else 'appended'} "
+            f"in {seconds:.1f} s"
         )
 
 
@@ -89,30 +92,27 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _open(source: str, settings: Settings, skip_bad: bool) -> tuple[Dataset, tuple[str, ...]]:
+def open_source(source: str, settings: Settings, skip_bad: bool) -> tuple[Dataset, tuple[str, ...]]:
+    """The data set that a command names, and what its user must be told. Raises DatasetError."""
     import os
 
     from services.datasets.download import user_cache
     from services.datasets.errors import BadRows
     from services.datasets.open import open_dataset
 
-    kinds = _kinds(settings)
     try:
-        return open_dataset(source, user_cache(os.environ), kinds=kinds, skip_bad=skip_bad)
+        return open_dataset(source, user_cache(os.environ), schema=_schema(settings), skip_bad=skip_bad)
     except BadRows as error:
         raise CommandFailed(
             Exit.BAD_INPUT, f"{error.total} wrong rows; nothing was written\n{error}"
         ) from error
 
 
-def _kinds(settings: Settings) -> Mapping[str, Mapping[str, str]]:
-    """The kind of each attribute by entity, which tells how the text of a CSV is meant."""
+def _schema(settings: Settings) -> Schema:
     from featurestore.schema import Schema, default_schema
 
-    schema = Schema.load(settings.features.schema_file) if settings.features.schema_file else default_schema()
-    return {
-        entity: {feature.attribute: feature.kind for feature in schema.of(entity)} for entity in ("user", "item")
-    }
+    file = settings.features.schema_file
+    return default_schema() if file is None else Schema.load(file)
 
 
 def _append(dataset: Dataset, settings: Settings, stall_s: float | None) -> Imported:
@@ -137,5 +137,7 @@ def _append(dataset: Dataset, settings: Settings, stall_s: float | None) -> Impo
             )
         if stall_s is not None:
             with progress("log → features, samples", sum(imported.ends.values())) as advance:
-                wait_processed(log, PROCESSOR_GROUP, EVENTS, imported.ends, timeout_s=stall_s, progress=advance)
+                wait_processed(
+                    log, PROCESSOR_GROUP, EVENTS, imported.ends, timeout_s=stall_s, progress=advance
+                )
         return imported

@@ -51,8 +51,9 @@ def send(
         raise CommandFailed(Exit.USAGE, "either USER and ITEM or --file is needed")
     api = api_of(options.settings(), url, key)
     if file is None:
-        event = {"type": "interaction", "user_id": user, "item_id": item, "action": action}
-        event |= {name: given for name, given in (("value", value), ("event_id", event_id)) if given is not None}
+        optional = {"value": value, "event_id": event_id}
+        event: dict[str, object] = {"type": "interaction", "user_id": user, "item_id": item, "action": action}
+        event |= {name: given for name, given in optional.items() if given is not None}
         reply = api.post("/v1/events", event)
         if options.json:
             print_json(reply)

@@ -20,9 +20,13 @@ def register(app: typer.Typer) -> None:
 
 def recommend(
     context: typer.Context,
-    user: Annotated[str | None, typer.Argument(help="A user's id; without it, for nobody in particular.")] = None,
+    user: Annotated[
+        str | None, typer.Argument(help="A user's id; without it, for nobody in particular.")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="How many items.")] = 10,
-    category: Annotated[list[str] | None, typer.Option("--category", help="Only of these categories.")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option("--category", help="Only of these categories.")
+    ] = None,
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Also what the user knows.")] = False,
     url: Url = None,
     key: Key = None,
@@ -44,7 +48,14 @@ def recommend(
         print_json(reply)
         return
     rows = [
-        (rank, title_of(api, item.item_id), item.item_id, f"{item.score:.4f}", item.source, "; ".join(item.reasons))
+        (
+            rank,
+            title_of(api, item.item_id),
+            item.item_id,
+            f"{item.score:.4f}",
+            item.source,
+            "; ".join(item.reasons),
+        )
         for rank, item in enumerate(items_of(reply), 1)
     ]
     print_table(("", "title", "item", "score", "source", "reasons"), rows)

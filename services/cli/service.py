@@ -53,10 +53,11 @@ def check(context: typer.Context) -> None:
     with closing(open_coordination(settings)) as coordination:
         seen = MembershipProbe(coordination)()
     checks = [
-        (name, name in seen and seen[name].pid == pid and seen[name].ready) for name, pid in sorted(here.items())
+        (name, name in seen and seen[name].pid == pid and seen[name].ready)
+        for name, pid in sorted(here.items())
     ]
     if options.json:
-        print_json({name: passed for name, passed in checks})
+        print_json(dict(checks))
     else:
         print_table(("check", "process"), [("PASS" if passed else "FAIL", name) for name, passed in checks])
     if not all(passed for _, passed in checks):

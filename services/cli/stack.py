@@ -90,7 +90,9 @@ def _detached(options: Options, settings: Settings, timeout_s: float) -> None:
             note(f"process {process.pid} keeps them running; `headwater down` stops them")
             return
         time.sleep(_POLL_S)
-    raise CommandFailed(Exit.NOT_READY, "\n".join(tail(output, 20)) or "the supervisor ended", f"See {output}.")
+    raise CommandFailed(
+        Exit.NOT_READY, "\n".join(tail(output, 20)) or "the supervisor ended", f"See {output}."
+    )
 
 
 def _again(options: Options) -> list[str]:
@@ -112,7 +114,8 @@ def _show_up(options: Options, settings: Settings, children: Sequence[ChildState
     key = " -H 'X-API-Key: YOUR KEY'" if settings.api.keys else ""
     print(f"\nAPI      {url}/v1/        documentation  {url}/docs")
     print(f"health   {url}/health/ready   metrics  {url}/metrics\n")
-    print(f"curl -s {url}/v1/recommendations{key} -H 'Content-Type: application/json' -d '{{\"user_id\": \"1\"}}'\n")
+    body = "-H 'Content-Type: application/json' -d '{\"user_id\": \"1\"}'"
+    print(f"curl -s {url}/v1/recommendations{key} {body}\n")
     sys.stdout.flush()
     note("`headwater import ml-100k` fills it with films; Ctrl-C (or `headwater down`) stops it")
 
@@ -200,13 +203,17 @@ def down(context: typer.Context) -> None:
     state = folder.state() if folder.held() else None
     process = state.process.process() if state else None
     if process is None:
-        raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", "There is nothing to stop.")
+        raise CommandFailed(
+            Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", "There is nothing to stop."
+        )
     process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + _STOP_S
     while folder.held():
         if time.monotonic() > deadline:
             raise CommandFailed(
-                Exit.NOT_READY, f"process {process.pid} still stops its processes after {_STOP_S:g} s", "Wait on."
+                Exit.NOT_READY,
+                f"process {process.pid} still stops its processes after {_STOP_S:g} s",
+                "Wait on.",
             )
         time.sleep(_POLL_S)
     if options.json:

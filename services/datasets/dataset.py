@@ -1,4 +1,4 @@
-"""A data set in memory: who, what, and what happened, as columns. Pure; readers and writers live beside it."""
+"""A data set in memory: who, what, and what happened, as columns. Pure: readers and writers stand beside."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Dataset:
         return replace(self, interactions=replace(self.interactions, timestamp_ms=moved))
 
     def shift_to(self, at_ms: int, fraction: float) -> Self:
-        """The same with every event time moved alike, so that the split at ``fraction`` falls on ``at_ms``."""
+        """The same with every event time moved alike, so that the split at ``fraction`` is at ``at_ms``."""
         return self.shifted(at_ms - self.split_time_ms(fraction))
 
     def digest(self) -> str:

@@ -93,7 +93,9 @@ def fetch_wheel() -> bytes:
 
 SOURCES: Final[tuple[Source, ...]] = (
     # GroupLens publishes an MD5; the records are then held against the SHA-256 of their canonical form.
-    Source("GroupLens", "ml-100k.zip", "md5:0e33842e24a9c977be4e0107933c0723", fetch_grouplens, read_grouplens),
+    Source(
+        "GroupLens", "ml-100k.zip", "md5:0e33842e24a9c977be4e0107933c0723", fetch_grouplens, read_grouplens
+    ),
     Source(
         "the wheel of recbole 1.2.1",
         "recbole-1.2.1-py3-none-any.whl",
@@ -129,7 +131,9 @@ def obtain_movielens(cache: Path, sources: Sequence[Source] = SOURCES) -> Datase
             continue
         _keep(cache / source.file, archive)
         return dataset
-    raise DatasetUnavailable("MovieLens-100K cannot be had:\n" + "\n".join(f"  {reason}" for reason in reasons))
+    raise DatasetUnavailable(
+        "MovieLens-100K cannot be had:\n" + "\n".join(f"  {reason}" for reason in reasons)
+    )
 
 
 def _cached(cache: Path, source: Source) -> Dataset | None:

@@ -1,8 +1,8 @@
 """A made-up data set of MovieLens-100K's shape, for where the real one cannot be reached.
 
-Films have one to three genres, a quality and a season of fashion; users prefer a few genres, and rate within a
-short visit. So there is something to learn: tastes, popularity, and popularity that moves with time. The numbers
-mean nothing beyond that, and whoever shows results on it must say so.
+Films have one to three genres, a quality and a season of fashion; users prefer a few genres, and rate within
+a short visit. So there is something to learn: tastes, popularity, and popularity that moves with time. The
+numbers mean nothing beyond that, and whoever shows results on it must say so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from services.datasets.movielens import GENRES
 
 NAME: Final = "generated-100k"
 _FILM_GENRES: Final = GENRES[1:]
-_OCCUPATIONS: Final = ("administrator", "artist", "educator", "engineer", "librarian", "other", "programmer", "student")
+_OCCUPATIONS: Final = (
+    "administrator",
+    "artist",
+    "educator",
+    "engineer",
+    "librarian",
+    "other",
+    "programmer",
+    "student",
+)
 _DAY_MS: Final = 86_400_000
 _SPAN_DAYS: Final = 215
 _START_MS: Final = 874_724_710_000
@@ -50,7 +59,9 @@ def generate(seed: int = 7, users: int = 943, items: int = 1_682, interactions: 
     place = np.arange(interactions) - np.repeat(np.cumsum(counts) - counts, counts)
     item = order[user, place].astype(np.int32)
 
-    standing = 2.2 + 3.0 * affinity[user, item] + 0.5 * quality[item] + rng.normal(scale=0.8, size=interactions)
+    standing = (
+        2.2 + 3.0 * affinity[user, item] + 0.5 * quality[item] + rng.normal(scale=0.8, size=interactions)
+    )
     value = np.clip(np.rint(standing + 0.6), 1, 5)
     when = visit_day[user] + rng.exponential(0.3, size=interactions).clip(max=2.0)
     timestamp_ms = _START_MS + (when * _DAY_MS).astype(np.int64) // 1_000 * 1_000
@@ -78,7 +89,7 @@ def _genres(rng: np.random.Generator, items: int) -> NDArray[np.float64]:
 
 
 def _counts(rng: np.random.Generator, users: int, items: int, interactions: int) -> NDArray[np.int64]:
-    """int64[users] that sum to ``interactions``, each at least 20 and at most ``items``, most of them small."""
+    """int64[users] that sum to ``interactions``: each from 20 to ``items``, most of them small."""
     spare = interactions - users * _LEAST_RATINGS
     counts = _LEAST_RATINGS + rng.multinomial(spare, rng.dirichlet(np.full(users, 0.8)))
     while (over := counts - items).max() > 0:

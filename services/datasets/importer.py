@@ -108,7 +108,7 @@ def wait_processed(
 ) -> None:
     """Wait until ``group`` has committed up to ``ends`` (next offsets by partition).
 
-    Raises NotProcessed when nothing moved for ``timeout_s``: a slow pipeline is waited for, a dead one is not.
+    Raises NotProcessed when nothing moved for ``timeout_s``: a slow pipeline is waited for, a dead one not.
     """
     done = -1
     target = sum(ends.values())

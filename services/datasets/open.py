@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from services.datasets import generated, movielens
 from services.datasets.dataset import Dataset
 from services.datasets.download import obtain_movielens
 from services.datasets.errors import DatasetError, DatasetUnavailable
+
+if TYPE_CHECKING:
+    from featurestore.schema import Schema
 
 NAMES: Final = (movielens.NAME, generated.NAME)
 GENERATED_WARNING: Final = (
@@ -18,22 +19,20 @@ GENERATED_WARNING: Final = (
     "Figures on it say nothing about real people."
 )
 
-log = logging.getLogger(__name__)
-
 
 def open_dataset(
     name: str,
     cache: Path,
     *,
-    kinds: Mapping[str, Mapping[str, str]] | None = None,
+    schema: Schema | None = None,
     skip_bad: bool = False,
     allow_generated: bool = True,
 ) -> tuple[Dataset, tuple[str, ...]]:
     """The data set called ``name``, or in the folder ``name``, and what its user must be told.
 
-    ``kinds`` gives the kind of each attribute by entity for folders (``categorical``, ``number``, ``list``).
-    Where MovieLens cannot be reached and ``allow_generated``, a generated one of the same shape stands in, and
-    the notes say so. Raises DatasetUnavailable, BadRows, or DatasetError for a name that nothing has.
+    ``schema`` (the built-in one if None) tells which attributes of a folder are numbers and lists.
+    Where MovieLens cannot be reached and ``allow_generated``, a generated one of the same shape stands in,
+    and the notes say so. Raises DatasetUnavailable, BadRows, or DatasetError for a name that nothing has.
     """
     if name == generated.NAME:
         return generated.generate(), ()
@@ -47,6 +46,7 @@ def open_dataset(
     folder = Path(name)
     if not folder.is_dir():
         raise DatasetError(f"{name!r} is neither a data set ({', '.join(NAMES)}) nor a folder")
+    from featurestore.schema import default_schema
     from services.datasets.folder import read_folder
 
-    return read_folder(folder, kinds=kinds or {}, skip_bad=skip_bad)
+    return read_folder(folder, schema or default_schema(), skip_bad=skip_bad)

@@ -1,4 +1,4 @@
-"""The settings as a flat list: name, kind, default, meaning. Read from the model, so there is no second list."""
+"""The settings as a flat list: name, kind, default, meaning; read from the model, never kept twice."""
 
 from __future__ import annotations
 
@@ -88,9 +88,12 @@ def catalogue() -> tuple[SettingKey, ...]:
     keys: list[SettingKey] = []
     for section, info in model.Settings.model_fields.items():
         table = info.annotation
-        assert isinstance(table, type) and issubclass(table, BaseModel)
+        assert isinstance(table, type)
+        assert issubclass(table, BaseModel)
         docs = _field_docs(table)
-        keys += [_describe(section, key, field, docs.get(key, "")) for key, field in table.model_fields.items()]
+        keys += [
+            _describe(section, key, field, docs.get(key, "")) for key, field in table.model_fields.items()
+        ]
     return tuple(keys)
 
 
@@ -119,12 +122,24 @@ def _field_docs(table: type[BaseModel]) -> dict[str, str]:
 
 def _describe(section: str, key: str, field: FieldInfo, doc: str) -> SettingKey:
     optional = NoneType in get_args(field.annotation)
-    types = [part for part in get_args(field.annotation) if part is not NoneType] if optional else [field.annotation]
+    types = (
+        [part for part in get_args(field.annotation) if part is not NoneType]
+        if optional
+        else [field.annotation]
+    )
     choices = tuple(str(choice) for choice in get_args(types[0])) if get_origin(types[0]) is Literal else ()
     kind = _kind(types[0], field)
     default = None if field.default is PydanticUndefined else field.default
     return SettingKey(
-        section, key, kind, default, doc, _allowed(kind, choices, field), choices, _is_secret(types[0]), optional
+        section,
+        key,
+        kind,
+        default,
+        doc,
+        _allowed(kind, choices, field),
+        choices,
+        _is_secret(types[0]),
+        optional,
     )
 
 

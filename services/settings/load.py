@@ -101,11 +101,13 @@ def _from_file(file: Path | None, problems: list[SettingProblem]) -> Iterator[_G
             continue
         for key, value in table.items():
             name = f"{section}.{key}"
-            yield _Given(name, value, Origin("file", f"{file}, line {lines[name]}") if name in lines else origin)
+            yield _Given(
+                name, value, Origin("file", f"{file}, line {lines[name]}") if name in lines else origin
+            )
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line of each ``section.key`` that stands plainly in a TOML text (dotted and inline forms do not)."""
+    """The line of each ``section.key`` that stands plainly in a TOML text (dotted and inline ones do not)."""
     found: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -159,7 +161,9 @@ def _build(
             problems.append(_wrong(value, key, "true or false stands where something else belongs"))
             continue
         try:
-            sections[key.section][key.key] = key.parse(value.value) if isinstance(value.value, str) else value.value
+            sections[key.section][key.key] = (
+                key.parse(value.value) if isinstance(value.value, str) else value.value
+            )
         except ValueError as error:
             problems.append(_wrong(value, key, str(error)))
     try:

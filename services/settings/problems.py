@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """One wrong setting: its name, value (secrets masked), origin, what is wrong, the way out, what is allowed."""
+    """One wrong setting: name, value (secrets masked), origin, what is wrong, a way out, what is allowed."""
 
     name: str
     value: str

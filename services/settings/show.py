@@ -31,7 +31,9 @@ class ShownSetting:
 def shown(loaded: Loaded) -> Iterator[ShownSetting]:
     """Each setting with its value and where it came from."""
     for key in catalogue():
-        yield ShownSetting(key.name, _plain(_value(loaded.settings, key), reveal=False), str(loaded.origins[key.name]))
+        yield ShownSetting(
+            key.name, _plain(_value(loaded.settings, key), reveal=False), str(loaded.origins[key.name])
+        )
 
 
 def to_toml(settings: Settings) -> str:
@@ -121,5 +123,5 @@ def _plain(value: object, *, reveal: bool) -> Plain:
 
 
 def _literal(value: Plain) -> str:
-    """A TOML value. JSON's strings, numbers, booleans and lists of strings are TOML's as well, but for DEL."""
+    """A TOML value. JSON's strings, numbers, booleans and lists of strings are TOML's too, but for DEL."""
     return json.dumps(value).replace("\x7f", "\\u007f")

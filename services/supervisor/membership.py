@@ -1,4 +1,4 @@
-"""How the supervisor learns that a child is ready: from its entry in coordination, and from the API itself."""
+"""How the supervisor learns that a child is ready: from its entry in coordination and from the API itself."""
 
 from __future__ import annotations
 

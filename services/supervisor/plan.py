@@ -13,7 +13,7 @@ from services.settings.load import PREFIX
 from services.settings.model import Settings
 
 STOP_ORDER: Final = ("api", "trainer", "processor", "parameter-server")
-"""The API first, so that nothing more comes in; parameter servers last, so that they save all that was learned."""
+"""The API first, so that nothing more comes in; parameter servers last, so that they save all of it."""
 
 
 @dataclass(frozen=True, slots=True)

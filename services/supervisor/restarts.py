@@ -1,4 +1,4 @@
-"""When a process that ended is started again: at once the first time, then ever later, up to a bound. Pure."""
+"""When a process that ended is started again: at once the first time, then later and later, bounded. Pure."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ class NotReady(Exception):
 class Supervisor:
     """Runs ``specs`` from entering until leaving the block, in a thread of its own.
 
-    Its caller holds the lock of ``folder`` meanwhile. ``probe`` says what is registered; ``grace_s`` is how long each group of processes may take to end.
+    Its caller holds the lock of ``folder`` meanwhile. ``probe`` says what is registered; ``grace_s`` is how
+    long each group of processes may take to end.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Supervisor:
             try:
                 changed |= child.step(self._monotonic(), self._now_ms())
             except OSError as error:
-                # No more processes or descriptors now: the child stays "waiting" and the next step tries again.
+                # No processes or descriptors left now: it stays "waiting", and the next step tries again.
                 log.error("%s cannot be started now: %s", child.spec.name, error)
             if seen is not None:
                 changed |= child.see(seen.get(child.spec.name), self._now_ms())
@@ -181,7 +182,7 @@ class Supervisor:
                 child.wait_stopped(max(0.0, deadline - self._monotonic()), self._now_ms())
 
     def _end_orphans(self) -> None:
-        """Children of a killed supervisor end by themselves; wait for them, since they hold ports and files."""
+        """Children of a killed supervisor end by themselves: wait, since they hold ports and files."""
         before = self.folder.state()
         ids = [child.process for child in before.children if child.process] if before else []
         left = [process for id_ in ids if (process := id_.process()) is not None]
