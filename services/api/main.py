@@ -1,0 +1,156 @@
+"""The API process: opens its backends, follows items and parameters, serves until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from services.api.app import assemble
+from services.api.context import Api, wall_clock_ms
+from services.api.ingest import Ingest
+from services.api.metrics import ApiMetrics
+from services.api.readiness import Readiness
+from services.api.serving.stack import Serving, open_serving
+from services.api.store import AsyncStore
+from services.backends import open_coordination, open_log, open_store
+from services.coordination.contract import Coordination
+from services.coordination.membership import Member, Registration
+from services.modelling import open_schema
+from services.settings import Address, Settings, SettingsError, parse_address
+from services.settings.checks import check
+from services.topics import EVENTS
+
+SERVICE: Final = "api"
+GRACE_S: Final = 5
+"""How long requests under way may take once told to stop."""
+WATCH_S: Final = 0.05
+BACKLOG: Final = 1_024
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, name: str, stop: threading.Event) -> None:
+    """Serve as ``name`` until ``stop`` is set. Raises SettingsError (an open address without a key) and the
+    backends' errors where one cannot be opened."""
+    if problems := tuple(check(settings)):
+        raise SettingsError(tuple(problem.at("settings") for problem in problems))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, name, stop))
+
+
+async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
+    async with AsyncExitStack() as stack:
+        listener = _listen(parse_address(settings.api.listen))
+        stack.callback(listener.close)
+        coordination = open_coordination(settings)
+        stack.callback(coordination.close)
+        events = open_log(settings)
+        stack.callback(events.close)
+        store = AsyncStore(lambda: open_store(settings))
+        stack.callback(store.close)
+        ingest = Ingest(events.producer, events.partitions(EVENTS), settings.api.queue)
+        ingest.start()
+        stack.push_async_callback(ingest.close)
+        api = Api(settings, open_schema(settings), ingest, store, ApiMetrics(), events.incarnation(EVENTS))
+        serving = open_serving(api, coordination, events.partitions(EVENTS))
+        stack.push_async_callback(serving.close)
+        readiness = Readiness(api, serving, events, coordination)
+        app = assemble(api, serving.recommender, readiness.checks()).asgi
+        _measure(api, serving)
+        registration = _register(settings, name, coordination, _address_of(listener))
+        stack.callback(registration.close)
+        following = asyncio.create_task(serving.follower.run(), name="follow")
+        stack.push_async_callback(_cancel, following)
+        becoming = asyncio.create_task(readiness.announce(registration), name="ready")
+        stack.push_async_callback(_cancel, becoming)
+        log.info("serving at %s", registration.member.address)
+        await _serve_http(app, listener, stop)
+
+
+async def _serve_http(app: Callable[..., object], listener: socket.socket, stop: threading.Event) -> None:
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="uvloop",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=75,
+            backlog=BACKLOG,
+        )
+    )
+
+    async def watch() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(WATCH_S)
+        server.should_exit = True
+
+    watching = asyncio.create_task(watch(), name="watch-stop")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await _cancel(watching)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the process has them already, and they set ``stop``."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _listen(address: Address) -> socket.socket:
+    """A listening socket; taken before the backends are opened, so that a port in use shows at once."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _address_of(listener: socket.socket) -> Address:
+    host, port = listener.getsockname()[:2]
+    return Address(host, port)
+
+
+def _register(settings: Settings, name: str, coordination: Coordination, bound: Address) -> Registration:
+    member = Member(
+        name=name,
+        service=SERVICE,
+        address=settings.api.advertise or f"http://{bound}",
+        pid=os.getpid(),
+        incarnation=coordination.increment(f"incarnations/{SERVICE}"),
+        started_at_ms=wall_clock_ms(),
+    )
+    return Registration(coordination, member, settings.coordination.lease_ttl)
+
+
+def _measure(api: Api, serving: Serving) -> None:
+    """Gauges of what is held in memory, and the counters of the group commit."""
+    stats, gauge = api.ingest.stats, api.metrics.gauge
+    gauge("headwater_api_queue_events", "Events waiting for the log.", lambda: float(api.ingest.waiting))
+    gauge("headwater_api_log_append_seconds", "Time of the last append.", lambda: stats.last_append_s)
+    gauge("headwater_api_items", "Items in memory.", lambda: float(len(serving.items.catalogue)))
+    gauge("headwater_api_item_rows", "Embedding rows in memory.", lambda: float(len(serving.items.rows)))
+    gauge(
+        "headwater_api_dense_generation",
+        "Generation of the dense weights served (-1: none).",
+        lambda: -1.0 if serving.items.current is None else float(serving.items.current.dense.generation),
+    )

@@ -1,0 +1,46 @@
+"""The serving side put together: catalogue, model, follower, recommender."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from featurestore.encoder import Encoder
+from services.api.context import Api
+from services.api.serving.choose import Chooser
+from services.api.serving.follow import Follower
+from services.api.serving.freshness import Freshness
+from services.api.serving.items import ItemState
+from services.api.serving.recommender import Recommender
+from services.catalogue import Catalogue
+from services.coordination.contract import Coordination
+from services.modelling import build_model
+from services.parameter_server.client import AsyncParameterClient
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What recommendations are made from; ``follower.run`` keeps it in step."""
+
+    items: ItemState
+    freshness: Freshness
+    follower: Follower
+    recommender: Recommender
+    parameters: AsyncParameterClient
+
+    async def close(self) -> None:
+        """Close the connections to the parameter servers."""
+        await self.parameters.close()
+
+
+def open_serving(api: Api, coordination: Coordination, partitions: int) -> Serving:
+    """Make the parts, inside the event loop that will serve. Nothing is read yet."""
+    settings = api.settings
+    encoder = Encoder(api.schema)
+    items = ItemState(Catalogue(encoder), build_model(api.schema, settings.model))
+    freshness = Freshness(api.incarnation, partitions)
+    parameters = AsyncParameterClient(coordination, deadline_s=settings.parameters.deadline)
+    name, clock_ms = settings.model.name, api.clock_ms
+    follower = Follower(items, freshness, api.store, parameters, name, clock_ms)
+    chooser = Chooser(items, settings.recommendation)
+    recommender = Recommender(encoder, items, chooser, freshness, api.store, parameters, name, clock_ms)
+    return Serving(items, freshness, follower, recommender, parameters)
