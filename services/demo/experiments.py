@@ -1,0 +1,165 @@
+"""The three experiments that show a person that Headwater learns: a burst, newcomers, freshness probes.
+
+Each asks the running API and nothing else. A list that changes proves nothing by itself: a change counts from
+the first reply that names the posted event and parameters trained on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.demo.rest import Accepted, Recommendations, Rest, RestError
+from services.events import Interaction
+
+_WAIT_S = 10.0
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The first list that contains the event, and how long after its acceptance it was there (ms)."""
+
+    reply: Recommendations
+    after_ms: float
+
+
+def like(user_id: str, item_id: str) -> Interaction:
+    """A like, as an app would post it."""
+    return Interaction(user_id, item_id, "like")
+
+
+def until_visible(rest: Rest, user_id: str, accepted: Accepted, n: int, gone: str | None = None) -> Visible:
+    """Ask for lists until one names the event, rests on parameters that saw it, and lacks item ``gone``.
+
+    The time counts from ``accepted_at_ms`` (the API's clock) to the arrival of the list (this machine's).
+    Raises RestError when that takes longer than ten seconds.
+    """
+    deadline = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline:
+        reply = rest.recommend(user_id, n, min_freshness=accepted.token)
+        after_ms = time.time() * 1e3 - accepted.accepted_at_ms
+        named = (
+            reply.newest_event is not None and reply.newest_event.accepted_at_ms >= accepted.accepted_at_ms
+        )
+        learned = (reply.parameters_as_of_ms or 0) >= accepted.accepted_at_ms
+        if named and learned and gone not in reply.item_ids:
+            return Visible(reply, after_ms)
+    raise RestError(f"event {accepted.event_id} of user {user_id} is not visible after {_WAIT_S:g} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """A user's list before and after a burst of likes."""
+
+    user_id: str
+    liked: tuple[str, ...]
+    before: Recommendations
+    after: Visible
+
+    @property
+    def entered(self) -> list[str]:
+        """Items that the second list has and the first had not."""
+        return [item for item in self.after.reply.item_ids if item not in self.before.item_ids]
+
+
+def burst(rest: Rest, user_id: str, liked: Sequence[str], n: int = 10) -> Burst:
+    """Post a like for each of ``liked`` and wait for the list that knows of the last."""
+    before = rest.recommend(user_id, n)
+    receipts = rest.send([like(user_id, item) for item in liked])
+    newest = max(receipts, key=lambda receipt: receipt.accepted_at_ms)
+    return Burst(user_id, tuple(liked), before, until_visible(rest, user_id, newest, n))
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomers:
+    """Share of a category in the unseen items of the top ten: of new users who liked it, and of controls."""
+
+    category: str
+    users: int
+    liked_before: float
+    liked_after: float
+    control_before: float
+    control_after: float
+    after_ms: float
+    control_kept: float
+    """Share of the controls' lists that stayed the same items: what reshuffles by itself proves nothing."""
+
+
+def newcomers(
+    rest: Rest,
+    category: str,
+    categories: Mapping[str, Sequence[str]],
+    popular_of_category: Sequence[str],
+    users: int = 20,
+    likes: int = 5,
+    wait_s: float = 1.0,
+    seed: int = 7,
+    n: int = 10,
+) -> Newcomers:
+    """``users`` new users like ``likes`` items of ``category`` each; as many others like nothing.
+
+    ``categories`` gives the categories by item, ``popular_of_category`` what the likes are drawn from.
+    """
+    generator = np.random.default_rng(seed)
+    tag = f"{int(time.time() * 1e3):x}"
+    fans = {
+        f"new-{tag}-{index}": [
+            str(item) for item in generator.choice(np.array(popular_of_category), likes, replace=False)
+        ]
+        for index in range(users)
+    }
+    controls = [f"control-{tag}-{index}" for index in range(users)]
+
+    def share(lists: Sequence[tuple[Recommendations, Sequence[str]]]) -> float:
+        shares = []
+        for reply, liked in lists:
+            unseen = [item for item in reply.item_ids if item not in liked]
+            shares.append(sum(category in categories.get(item, ()) for item in unseen) / max(len(unseen), 1))
+        return float(np.mean(shares))
+
+    fans_before = [(rest.recommend(user, n), liked) for user, liked in fans.items()]
+    controls_before = [rest.recommend(user, n) for user in controls]
+    for user, liked in fans.items():
+        rest.send([like(user, item) for item in liked])
+    posted = time.monotonic()
+    time.sleep(wait_s)
+    fans_after = [(rest.recommend(user, n), liked) for user, liked in fans.items()]
+    controls_after = [rest.recommend(user, n) for user in controls]
+    kept = [
+        len(set(a.item_ids) & set(b.item_ids)) / max(len(a.item_ids), 1)
+        for a, b in zip(controls_before, controls_after, strict=True)
+    ]
+    return Newcomers(
+        category,
+        users,
+        share(fans_before),
+        share(fans_after),
+        share([(reply, ()) for reply in controls_before]),
+        share([(reply, ()) for reply in controls_after]),
+        (time.monotonic() - posted) * 1e3,
+        float(np.mean(kept)),
+    )
+
+
+def probes(rest: Rest, user_ids: Sequence[str], count: int, progress: Progress) -> Iterator[float]:
+    """``count`` freshness probes: a user likes the first item of their list; the time (ms) until a list that
+    names the event, rests on parameters that saw it, and no longer shows the item."""
+    for index in range(count):
+        user = user_ids[index % len(user_ids)]
+        first = rest.recommend(user, 10).items[0].item_id
+        [accepted] = rest.send([like(user, first)])
+        yield until_visible(rest, user, accepted, 10, gone=first).after_ms
+        progress(1)
+
+
+def latencies(rest: Rest, user_ids: Sequence[str], count: int, progress: Progress) -> Iterator[float]:
+    """``count`` times for a list of ten (ms), from the client's side, one request after the other."""
+    for index in range(count):
+        start = time.perf_counter()
+        rest.recommend(user_ids[index % len(user_ids)], 10)
+        yield (time.perf_counter() - start) * 1e3
+        progress(1)
