@@ -51,7 +51,7 @@ def generate(seed: int = 7, users: int = 943, items: int = 1_682, interactions: 
     visit_day = np.sort(rng.uniform(0, _SPAN_DAYS - 2, size=users))
     counts = _counts(rng, users, items, interactions)
 
-    weight = 6.0 * affinity + 0.9 * quality
+    weight = 8.0 * affinity + 0.9 * quality
     weight += 1.5 * np.exp(-(((visit_day[:, None] - fashion_day[None, :]) / 25.0) ** 2))
     # The largest of weight + Gumbel noise are a draw without replacement with probability ∝ exp(weight).
     order = np.argsort(-(weight + rng.gumbel(size=weight.shape)), axis=1)

@@ -50,7 +50,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Cells | RowError]]:
             names = next(reader, [])
         except csv.Error as error:
             raise DatasetError(f"{path}:1: {error}") from error
-        if not all(names) or len(set(names)) < len(names):
+        if not names or not all(names) or len(set(names)) < len(names):
             raise DatasetError(
                 f"{path}:1: the first line must name each column once, but is {','.join(names)!r}"
             )

@@ -1,0 +1,582 @@
+"""Data sets: MovieLens from either packaging, the generated one, folders, and the way into the log."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from featurestore.schema import default_schema
+from services.datasets import download, generated, movielens
+from services.datasets.dataset import Dataset
+from services.datasets.download import Source, obtain_movielens, user_cache
+from services.datasets.errors import BadRows, DatasetDamaged, DatasetError, DatasetUnavailable
+from services.datasets.folder import read_folder
+from services.datasets.generated import generate
+from services.datasets.importer import (
+    NotProcessed,
+    append_events,
+    entity_events,
+    interaction_events,
+    wait_processed,
+)
+from services.datasets.open import GENERATED_WARNING, open_dataset
+from services.events import Interaction, ItemEvent, UserEvent, decode_event, partition_key
+from services.messagelog.contract import Lag, Message, MessageLog, partition_of
+
+
+@pytest.fixture(scope="module")
+def real() -> Dataset:
+    """The genuine data, over the network on the first run and from the user's cache after."""
+    try:
+        return obtain_movielens(user_cache(os.environ))
+    except DatasetUnavailable as error:
+        pytest.skip(f"MovieLens-100K cannot be had here: {error}")
+
+
+@pytest.fixture(scope="module")
+def small() -> Dataset:
+    return generate(seed=3, users=20, items=60, interactions=500)
+
+
+class TestMovieLens:
+    def test_shape(self, real: Dataset) -> None:
+        assert (len(real.users), len(real.items), len(real.interactions)) == (943, 1_682, 100_000)
+        assert real.digest() == movielens.DIGEST
+        assert np.bincount(real.interactions.value.astype(int)).tolist() == [
+            0,
+            6110,
+            11370,
+            27145,
+            34174,
+            21201,
+        ]
+        assert not real.generated
+
+    @pytest.mark.parametrize(
+        ("row", "attributes"),
+        [
+            (0, {"title": "Toy Story", "categories": ["Animation", "Children's", "Comedy"], "year": 1995}),
+            (266, {"title": "unknown", "categories": []}),
+            (542, {"title": "Misérables, Les", "categories": ["Drama", "Musical"], "year": 1995}),
+            (1372, {"title": "Good Morning", "categories": [], "year": 1971}),
+            (
+                1411,
+                {
+                    "title": "Land Before Time III: The Time of the Great Giving",
+                    "categories": ["Animation", "Children's"],
+                    "year": 1995,
+                },
+            ),
+        ],
+    )
+    def test_films_with_odd_titles(self, real: Dataset, row: int, attributes: dict[str, object]) -> None:
+        assert real.items.ids[row] == str(row + 1)
+        assert real.items.attributes[row] == attributes
+
+    def test_users(self, real: Dataset) -> None:
+        assert real.users.attributes[0] == {"age": 24, "gender": "M", "occupation": "technician"}
+
+    def test_split_in_time_leaves_the_known_number_of_test_users(self, real: Dataset) -> None:
+        """153 users with a like in the last tenth, 77 of them without one before (figures of record)."""
+        before, after = real.split(0.9)
+        liked = [part.interactions.liked((), 4.0) for part in (before, after)]
+        tested = set(after.interactions.user[liked[1]].tolist())
+        trained = set(before.interactions.user[liked[0]].tolist())
+        assert (len(before.interactions), len(tested), len(tested - trained)) == (90_000, 153, 77)
+
+    def test_both_packagings_give_the_same_records(self, real: Dataset) -> None:
+        again = movielens.read_grouplens(as_grouplens(real))
+        assert again.digest() == real.digest()
+        assert again.items.attributes == real.items.attributes
+
+
+def as_grouplens(dataset: Dataset, drop: str = "") -> bytes:
+    """``dataset`` in GroupLens' packaging, with its odd titles and encoding."""
+    seen = dataset.interactions
+    items = []
+    for id_, row in zip(dataset.items.ids, dataset.items.attributes, strict=True):
+        categories = row["categories"]
+        assert isinstance(categories, list)
+        flags = ["1" if genre in categories else "0" for genre in movielens.GENRES]
+        year = f" ({row['year']})" if "year" in row else ""
+        video = " (V)" if id_ == "1412" else ""
+        items.append("|".join([id_, f"{row['title']}{year}{video}", "01-Jan-1995", "", "http://x", *flags]))
+    users = [
+        f"{id_}|{row['age']}|{row['gender']}|{row['occupation']}|00000"
+        for id_, row in zip(dataset.users.ids, dataset.users.attributes, strict=True)
+    ]
+    data = "".join(
+        f"{dataset.users.ids[user]}\t{dataset.items.ids[item]}\t{int(value)}\t{ms // 1_000}\n"
+        for user, item, value, ms in zip(
+            seen.user.tolist(),
+            seen.item.tolist(),
+            seen.value.tolist(),
+            seen.timestamp_ms.tolist(),
+            strict=True,
+        )
+    )
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, text in (("u.data", data), ("u.item", "\n".join(items)), ("u.user", "\n".join(users))):
+            if name != drop:
+                archive.writestr(f"ml-100k/{name}", text.encode("latin-1"))
+    return out.getvalue()
+
+
+class TestReadingDamage:
+    def test_not_an_archive(self) -> None:
+        with pytest.raises(DatasetDamaged, match="archive"):
+            movielens.read_wheel(b"no zip")
+
+    def test_a_missing_member(self, small: Dataset) -> None:
+        with pytest.raises(DatasetDamaged, match=r"u\.user"):
+            movielens.read_grouplens(as_grouplens(small, drop="u.user"))
+
+    def test_an_unknown_film(self, small: Dataset) -> None:
+        archive = as_grouplens(small)
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(archive)) as good, zipfile.ZipFile(out, "w") as bad:
+            for name in good.namelist():
+                text = good.read(name)
+                bad.writestr(name, text + b"1\t999\t5\t881250949\n" if name.endswith("u.data") else text)
+        with pytest.raises(DatasetDamaged, match="names a user or a film"):
+            movielens.read_grouplens(out.getvalue())
+
+
+class TestObtaining:
+    """The order of cache and sources, with sources that are files here."""
+
+    @pytest.fixture(autouse=True)
+    def _small_is_genuine(self, small: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(download, "DIGEST", movielens.read_grouplens(as_grouplens(small)).digest())
+
+    @pytest.fixture
+    def archive(self, small: Dataset) -> bytes:
+        return as_grouplens(small)
+
+    @staticmethod
+    def source(archive: bytes, fetch: Callable[[], bytes], name: str = "here") -> Source:
+        checksum = f"sha256:{hashlib.sha256(archive).hexdigest()}"
+        return Source(name, f"{name}.zip", checksum, fetch, movielens.read_grouplens)
+
+    def unreachable(self) -> bytes:
+        raise DatasetUnavailable("no route")
+
+    def test_the_next_source_is_asked_and_the_cache_after(self, archive: bytes, tmp_path: Path) -> None:
+        asked: list[int] = []
+
+        def fetch() -> bytes:
+            asked.append(1)
+            return archive
+
+        sources = [self.source(archive, self.unreachable, "far"), self.source(archive, fetch)]
+        for _ in range(2):
+            assert len(obtain_movielens(tmp_path / "cache", sources).interactions) == 500
+        assert asked == [1]
+        assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here.zip"]
+
+    def test_a_damaged_cache_is_fetched_anew(self, archive: bytes, tmp_path: Path) -> None:
+        (tmp_path / "here.zip").write_bytes(archive[:-1])
+        obtain_movielens(tmp_path, [self.source(archive, lambda: archive)])
+        assert (tmp_path / "here.zip").read_bytes() == archive
+
+    def test_a_damaged_download_is_refused_and_not_cached(self, archive: bytes, tmp_path: Path) -> None:
+        with pytest.raises(DatasetUnavailable, match="sha256 is"):
+            obtain_movielens(tmp_path, [self.source(archive, lambda: archive + b"x")])
+        assert not list(tmp_path.iterdir())
+
+    def test_right_checksum_but_other_records(
+        self, archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(download, "DIGEST", "0" * 64)
+        with pytest.raises(DatasetUnavailable, match="records have digest"):
+            obtain_movielens(tmp_path, [self.source(archive, lambda: archive)])
+
+    def test_a_cache_that_cannot_be_written_is_no_failure(self, archive: bytes, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        assert obtain_movielens(tmp_path / "file" / "cache", [self.source(archive, lambda: archive)])
+
+    def test_every_reason_is_named_and_the_stand_in_is_loud(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sources = [self.source(b"", self.unreachable, name) for name in ("one", "two")]
+        with pytest.raises(DatasetUnavailable, match=r"(?s)one: no route.*two: no route"):
+            obtain_movielens(tmp_path, sources)
+        monkeypatch.setattr(
+            "services.datasets.open.obtain_movielens", lambda cache: obtain_movielens(cache, sources)
+        )
+        dataset, notes = open_dataset("ml-100k", tmp_path)
+        assert dataset.generated
+        assert notes[0] == GENERATED_WARNING
+        assert "no route" in notes[1]
+        with pytest.raises(DatasetUnavailable):
+            open_dataset("ml-100k", tmp_path, allow_generated=False)
+
+    def test_user_cache_follows_xdg(self) -> None:
+        assert user_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/headwater")
+        assert user_cache({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "headwater"
+
+
+class TestGenerated:
+    def test_full_size(self) -> None:
+        dataset = generate()
+        assert (len(dataset.users), len(dataset.items), len(dataset.interactions)) == (943, 1_682, 100_000)
+        assert dataset.generated
+        assert 0.4 < dataset.interactions.liked((), 4.0).mean() < 0.65
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.integers(0, 2**32), st.integers(2, 30), st.integers(60, 120), st.integers(0, 20))
+    def test_laws(self, seed: int, users: int, items: int, extra: int) -> None:
+        dataset = generate(seed, users, items, users * (20 + extra // 2))
+        seen = dataset.interactions
+        assert len(seen) == users * (20 + extra // 2)
+        assert len(set(zip(seen.user.tolist(), seen.item.tolist(), strict=True))) == len(seen)
+        assert np.bincount(seen.user, minlength=users).min() >= 20
+        assert set(seen.value.tolist()) <= {1.0, 2.0, 3.0, 4.0, 5.0}
+        assert generate(seed, users, items, len(seen)).digest() == dataset.digest()
+        assert generate(seed + 1, users, items, len(seen)).digest() != dataset.digest()
+        for entity, table in (("user", dataset.users), ("item", dataset.items)):
+            assert not [p for row in table.attributes for p in default_schema().validate(entity, dict(row))]
+
+    def test_users_have_tastes(self) -> None:
+        """What a user likes is concentrated on fewer genres than likes dealt out at random."""
+        dataset = generate(seed=1, users=100, items=1_000, interactions=4_000)
+        seen = dataset.interactions
+        liked = seen.take(np.flatnonzero(seen.liked((), 4.0)))
+        flags = np.array(
+            [
+                [genre in str(row["categories"]) for genre in movielens.GENRES]
+                for row in dataset.items.attributes
+            ]
+        )
+
+        def concentration(user: NDArray[np.int32]) -> float:
+            counts = np.zeros((100, len(movielens.GENRES)))
+            np.add.at(counts, user, flags[liked.item])
+            shares = counts / counts.sum(axis=1, keepdims=True).clip(1)
+            return float((shares**2).sum(axis=1).mean())
+
+        dealt_out = np.random.default_rng(0).permutation(liked.user)
+        assert concentration(liked.user) > 1.4 * concentration(dealt_out)
+
+    def test_no_room(self) -> None:
+        with pytest.raises(ValueError, match="do not fit"):
+            generate(users=10, items=10, interactions=100)
+
+
+class TestSplitAndShift:
+    @settings(max_examples=50, deadline=None)
+    @given(fraction=st.floats(0, 1), at_ms=st.integers(0, 2**42))
+    def test_laws(self, small: Dataset, fraction: float, at_ms: int) -> None:
+        before, after = small.split(fraction)
+        ids = [*before.interactions.event_id, *after.interactions.event_id]
+        assert sorted(ids) == sorted(small.interactions.event_id)
+        if len(before.interactions) and len(after.interactions):
+            assert before.interactions.timestamp_ms.max() <= after.interactions.timestamp_ms.min()
+        shifted = small.shift_to(at_ms, fraction)
+        assert shifted.split_time_ms(fraction) == at_ms
+        gaps = np.diff(shifted.interactions.timestamp_ms)
+        np.testing.assert_array_equal(gaps, np.diff(small.interactions.timestamp_ms))
+
+    def test_ties_keep_the_order_of_the_source(self, small: Dataset) -> None:
+        tied = replace(
+            small,
+            interactions=replace(
+                small.interactions, timestamp_ms=small.interactions.timestamp_ms // 10**12 * 10**12
+            ),
+        )
+        assert tied.in_time_order().interactions.event_id.tolist() == tied.interactions.event_id.tolist()
+
+    def test_bounds(self, small: Dataset) -> None:
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            small.split(1.1)
+
+
+@dataclass
+class FakeLog:
+    """A producer, and a group that gets through so many messages each time it is looked at."""
+
+    per_look: int = 10**9
+    messages: list[Message] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
+    looks: int = 0
+
+    def append(self, messages: Sequence[Message]) -> list[int]:
+        offsets = []
+        for message in messages:
+            offsets.append(self.ends.get(message.partition, 0))
+            self.ends[message.partition] = offsets[-1] + 1
+        self.messages += messages
+        return offsets
+
+    def close(self) -> None: ...
+
+    def lag(self, group: str, topic: str) -> list[Lag]:
+        self.looks += 1
+        return [
+            Lag(partition, min(end, self.looks * self.per_look), end, 0, 0.0)
+            for partition, end in self.ends.items()
+        ]
+
+
+class TestImporting:
+    def test_events_carry_everything_in_order(self, small: Dataset) -> None:
+        log = FakeLog()
+        done: list[int] = []
+        events = itertools.chain(entity_events(small), interaction_events(small))
+        imported = append_events(
+            events, log, topic="events", partitions=4, now_ms=lambda: 77, batch=64, progress=done.append
+        )
+        assert imported.events == sum(done) == len(log.messages) == 20 + 60 + 500
+        assert dict(imported.ends) == log.ends
+        back = [decode_event(message.value) for message in log.messages]
+        assert [type(event) for event in back] == [ItemEvent] * 60 + [UserEvent] * 20 + [Interaction] * 500
+        assert back[0] == ItemEvent(
+            "1", dict(small.items.attributes[0]), event_id="generated-100k/item/1",
+            timestamp_ms=int(small.interactions.timestamp_ms.min()),
+        )  # fmt: skip
+        last, seen = back[-1], small.interactions
+        assert last == Interaction(
+            small.users.ids[seen.user[-1]], small.items.ids[seen.item[-1]], "rating", value=seen.value[-1],
+            event_id=seen.event_id[-1], timestamp_ms=int(seen.timestamp_ms[-1]),
+        )  # fmt: skip
+        for message, event in zip(log.messages, back, strict=True):
+            assert message.accepted_at_ms == 77
+            assert message.partition == partition_of(partition_key(event), 4)
+
+    def test_a_second_import_has_the_same_ids(self, small: Dataset) -> None:
+        first, second = (
+            [event.event_id for event in itertools.chain(entity_events(data), interaction_events(data))]
+            for data in (small, small.shifted(10**6))
+        )
+        assert first == second
+        assert len(set(first)) == len(first)
+
+    def test_wait_returns_when_all_is_processed(self) -> None:
+        log = FakeLog(per_look=3, ends={0: 10, 1: 4})
+        done: list[int] = []
+        wait_processed(
+            as_log(log),
+            "g",
+            "events",
+            {0: 10, 1: 4},
+            timeout_s=1.0,
+            progress=done.append,
+            sleep=lambda _: None,
+        )
+        assert log.looks == 4
+        assert sum(done) == 14
+
+    def test_wait_gives_up_when_nothing_moves_and_not_before(self) -> None:
+        now = [0.0]
+
+        def sleep(_: float) -> None:
+            now[0] += 1.0
+
+        log = FakeLog(per_look=0, ends={0: 10})
+        with pytest.raises(NotProcessed, match="0 of 10"):
+            wait_processed(
+                as_log(log), "g", "events", {0: 10}, timeout_s=5.0, clock=lambda: now[0], sleep=sleep
+            )
+        assert 5 < now[0] < 8
+        now[0] = 0.0
+        log = FakeLog(per_look=1, ends={0: 100})
+        wait_processed(as_log(log), "g", "events", {0: 100}, timeout_s=5.0, clock=lambda: now[0], sleep=sleep)
+        assert now[0] > 90
+
+
+def as_log(fake: FakeLog) -> MessageLog:
+    """Only ``lag`` is asked of it."""
+    return cast(MessageLog, fake)
+
+
+class TestFolder:
+    USERS = "user_id,age,gender\nanna,31,F\nben,,M\n"
+    ITEMS = 'item_id,title,categories,year\nx,"Comma, the film",Drama|War,1999\ny,Second,,\n'
+    EVENTS = (
+        "user_id,item_id,action,value,timestamp\n"
+        "anna,x,like,,2024-03-01T12:00:00Z\n"
+        "cleo,z,,4.5,1709294400\n"
+        "anna,x,like,,2024-03-01T12:00:00Z\n"
+    )
+
+    def write(self, folder: Path, **files: str) -> Path:
+        for name, text in files.items():
+            base, _, suffix = name.partition("_")
+            (folder / f"{base}.{suffix}").write_text(text, encoding="utf-8")
+        return folder
+
+    def read(self, folder: Path, skip_bad: bool = False) -> tuple[Dataset, tuple[str, ...]]:
+        return read_folder(folder, default_schema(), skip_bad=skip_bad)
+
+    def errors(self, folder: Path) -> list[str]:
+        with pytest.raises(BadRows) as caught:
+            self.read(folder)
+        return [str(error) for error in caught.value.errors]
+
+    def test_csv(self, tmp_path: Path) -> None:
+        self.write(tmp_path, users_csv=self.USERS, items_csv=self.ITEMS, events_csv=self.EVENTS)
+        dataset, notes = self.read(tmp_path)
+        assert notes == ()
+        assert dataset.users.ids == ("anna", "ben", "cleo")
+        assert dataset.users.attributes == ({"age": 31, "gender": "F"}, {"gender": "M"}, {})
+        assert dataset.items.attributes[0] == {
+            "title": "Comma, the film", "categories": ["Drama", "War"], "year": 1999,
+        }  # fmt: skip
+        assert dataset.items.ids == ("x", "y", "z")
+        seen = dataset.interactions
+        assert seen.actions == ("like", "rating")
+        assert seen.timestamp_ms.tolist() == [1_709_294_400_000] * 3
+        assert np.isnan(seen.value).tolist() == [True, False, True]
+
+    def test_ids_depend_on_the_row_alone_and_count_repeats(self, tmp_path: Path) -> None:
+        self.write(tmp_path, events_csv=self.EVENTS)
+        first = self.read(tmp_path)[0].interactions.event_id.tolist()
+        assert first[2] == f"{first[0]}/2"
+        lines = self.EVENTS.splitlines(keepends=True)
+        self.write(tmp_path, events_csv=lines[0] + "".join(reversed(lines[1:])))
+        assert sorted(self.read(tmp_path)[0].interactions.event_id) == sorted(first)
+
+    def test_all_formats_say_the_same(self, tmp_path: Path) -> None:
+        rows = [
+            {"user_id": "a", "item_id": "x", "action": "like", "timestamp_ms": 1_000},
+            {"user_id": "b", "item_id": "y", "value": 3.0, "event_id": "e1", "timestamp_ms": 2_000},
+        ]
+        items = [{"item_id": "x", "categories": ["A", "B"], "year": 2001}]
+        digests = []
+        for format_ in ("jsonl", "parquet", "csv"):
+            folder = tmp_path / format_ / "data"
+            folder.mkdir(parents=True)
+            if format_ == "jsonl":
+                (folder / "events.jsonl").write_text("\n".join(map(json.dumps, rows)))
+                (folder / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
+            elif format_ == "parquet":
+                columns = [
+                    ("user_id", pa.string()),
+                    ("item_id", pa.string()),
+                    ("action", pa.string()),
+                    ("value", pa.float64()),
+                    ("event_id", pa.string()),
+                    ("timestamp_ms", pa.int64()),
+                ]
+                table = pa.Table.from_pylist(rows, schema=pa.schema(columns))
+                pa.parquet.write_table(table, folder / "events.parquet")
+                pa.parquet.write_table(pa.Table.from_pylist(items), folder / "items.parquet")
+            else:
+                (folder / "events.csv").write_text(
+                    "user_id,item_id,action,value,event_id,timestamp_ms\na,x,like,,,1000\nb,y,,3.0,e1,2000\n"
+                )
+                (folder / "items.csv").write_text("item_id,categories,year\nx,A|B,2001\n")
+            digests.append(self.read(folder)[0].digest())
+        assert len(set(digests)) == 1
+
+    @pytest.mark.parametrize(
+        ("file", "text", "expected"),
+        [
+            ("events_csv", "user_id,item_id,action,timestamp\na,x,like\n", "events.csv:2: has 3 fields"),
+            (
+                "events_csv",
+                "user_id,item_id,action,timestamp\n,x,like,1\n",
+                "events.csv:2: user_id is missing",
+            ),
+            ("events_csv", "user_id,item_id,timestamp\na,x,1\n", "events.csv:2: action is missing"),
+            ("events_csv", "user_id,item_id,action\na,x,like\n", "events.csv:2: timestamp is missing"),
+            (
+                "events_csv",
+                "user_id,item_id,action,timestamp\na,x,l,noon\n",
+                "events.csv:2: timestamp 'noon'",
+            ),
+            ("events_csv", "user_id,item_id,action,timestamp\na,x,l,2024-01-01\n", "has no time zone"),
+            ("events_csv", "user_id,item_id,action,timestamp_ms\na,x,l,-1\n", "is no time after 1970"),
+            ("events_csv", "user_id,item_id,action,timestamp_ms\na,x,l,1e300\n", "is no time after 1970"),
+            ("events_csv", "user_id,item_id,value,timestamp\na,x,nan,1\n", "value is not a finite number"),
+            ("events_csv", "user_id,item_id,acton,timestamp\na,x,like,1\n", "did you mean"),
+            ("events_csv", 'user_id,item_id,action,timestamp\na,"x"y,like,1\n', "events.csv:2:"),
+            ("events_jsonl", '{"user_id": "a"\n', "events.jsonl:1: is not JSON"),
+            ("events_jsonl", "\n[1]\n", "events.jsonl:2: is not a JSON object"),
+            ("events_jsonl", '{"user_id": "a", "value": NaN}\n', "NaN is not a JSON number"),
+            ("events_jsonl", '{"user_id": "a\\u0000", "item_id": "x"}\n', "is not an id"),
+            ("events_jsonl", json.dumps({"user_id": "a" * 257, "item_id": "x"}), "is not an id"),
+            ("events_jsonl", json.dumps({"user_id": ["a"], "item_id": "x"}), "is not an id"),
+            (
+                "events_jsonl",
+                '{"user_id":"a","item_id":"x","value":' + "9" * 400 + ',"timestamp":1}',
+                "not a finite",
+            ),
+            ("users_csv", "user_id,age\na,old\n", "users.csv:2: age 'old' is not a number"),
+            (
+                "users_csv",
+                "user_id,age\na,1\nb,2\na,3\n",
+                "users.csv:4: user_id 'a' already stands in line 2",
+            ),
+            ("users_jsonl", '{"user_id": "a", "age": "old"}\n', "users.jsonl:1: age 'old' is not a number"),
+            ("items_jsonl", '{"item_id": "a", "tags": {"b": 1}}\n', "items.jsonl:1: tags is dict"),
+            ("items_csv", "item_id,likes_1d\na,3\n", "items.csv:2:"),
+        ],
+    )
+    def test_errors_name_file_and_line(self, tmp_path: Path, file: str, text: str, expected: str) -> None:
+        self.write(tmp_path, **{file: text})
+        (error,) = self.errors(tmp_path)
+        assert expected in error
+
+    def test_parquet_errors_name_the_row(self, tmp_path: Path) -> None:
+        rows = [{"item_id": "a", "year": "1999"}, {"item_id": "", "year": "2000"}]
+        pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "items.parquet")
+        assert self.errors(tmp_path)[0].startswith("items.parquet:2: item_id ''")
+
+    def test_twenty_errors_are_shown_and_all_are_counted(self, tmp_path: Path) -> None:
+        text = "user_id,item_id,action,timestamp\n" + "a,x,like,1\n" + "a,x,like,noon\n" * 33
+        self.write(tmp_path, events_csv=text)
+        with pytest.raises(BadRows, match="and 13 more") as caught:
+            self.read(tmp_path)
+        assert (len(caught.value.errors), caught.value.total) == (20, 33)
+        dataset, notes = self.read(tmp_path, skip_bad=True)
+        assert len(dataset.interactions) == 1
+        assert notes[0].startswith("33 wrong rows were passed over")
+
+    def test_a_multi_line_cell_keeps_line_numbers_right(self, tmp_path: Path) -> None:
+        self.write(tmp_path, items_csv='item_id,title\na,"two\nlines"\n,none\n')
+        assert self.errors(tmp_path) == ["items.csv:4: item_id is missing"]
+
+    @pytest.mark.parametrize(
+        ("files", "message"),
+        [
+            ({}, "has none of users, items, events"),
+            ({"users_csv": "user_id\n", "users_jsonl": ""}, "has both"),
+            ({"users_csv": "user_id,user_id\n"}, "name each column once"),
+            ({"users_csv": "\n"}, "name each column once"),
+            ({"items_parquet": "no"}, "not a Parquet file"),
+        ],
+    )
+    def test_files_that_cannot_be_used(self, tmp_path: Path, files: dict[str, str], message: str) -> None:
+        self.write(tmp_path, **files)
+        with pytest.raises(DatasetError, match=message):
+            self.read(tmp_path)
+
+    def test_latin_1_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "items.csv").write_bytes("item_id,title\na,Caf\u00e9\n".encode("latin-1"))
+        with pytest.raises(DatasetError, match="not UTF-8"):
+            self.read(tmp_path)
+
+    def test_by_name(self, tmp_path: Path) -> None:
+        self.write(tmp_path, events_csv=self.EVENTS)
+        assert open_dataset(str(tmp_path), tmp_path)[0].name == tmp_path.name
+        assert open_dataset(generated.NAME, tmp_path)[0].generated
+        with pytest.raises(DatasetError, match="neither a data set"):
+            open_dataset("ml-1m", tmp_path)
