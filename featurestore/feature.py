@@ -196,12 +196,12 @@ def _scalar_problems(value: object) -> list[tuple[str, str]]:
 def _list_problems(values: list[object]) -> list[tuple[str, str]]:
     if len(values) > MAX_LIST_VALUES:
         return [("", f"has {len(values)} values, more than {MAX_LIST_VALUES}")]
-    if len({str if isinstance(value, str) else float for value in values}) > 1:
-        return [("", "mixes texts and numbers")]
     problems = []
     for n, value in enumerate(values):
         if value is None or isinstance(value, bool | list | dict):
             problems.append((f"[{n}]", f"must be a text or a number, not {_kind_of(value)}"))
         else:
             problems.extend((f"[{n}]{path}", message) for path, message in _scalar_problems(value))
+    if not problems and len({str if isinstance(value, str) else float for value in values}) > 1:
+        return [("", "mixes texts and numbers")]
     return problems

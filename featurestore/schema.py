@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -98,7 +98,11 @@ class Schema:
     def load(cls, path: str | Path) -> Schema:
         """The schema in a TOML file (see ``default_schema.toml``). Raises SchemaError naming the file, key,
         value and, for a misspelt key, the nearest legal one."""
-        return cls(load_features(Path(path)))
+        features = load_features(Path(path))
+        try:
+            return cls(features)
+        except SchemaError as error:
+            raise SchemaError(f"{path}: {error}") from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self.features == other.features
@@ -186,9 +190,20 @@ def _columns(features: tuple[Feature, ...]) -> Columns:
 
 
 def _fingerprint(features: tuple[Feature, ...]) -> str:
-    document = {"encoding": ENCODING_VERSION, "features": [asdict(feature) for feature in features]}
+    document = {"encoding": ENCODING_VERSION, "features": [_declared(feature) for feature in features]}
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _declared(feature: Feature) -> dict[str, object]:
+    """What differs from the defaults, so that a key added to Feature changes no older fingerprint."""
+    declared: dict[str, object] = {}
+    for field in fields(feature):
+        value = getattr(feature, field.name)
+        if value != field.default:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            declared[field.name] = float(value) if whole else value
+    return declared
 
 
 def _check_unique(features: tuple[Feature, ...]) -> None:
