@@ -144,6 +144,11 @@ class NegativeSampler:
         np.add.at(self._counts, items, 1)
         self._added += len(items)
 
+    def recent(self) -> Integers:
+        """The positives held, oldest first."""
+        size = len(self._recent)
+        return self._recent[np.arange(max(self._added - size, 0), self._added) % size]
+
     def probability(self, items: npt.NDArray[np.integer], catalogue: int) -> Doubles:
         """Q ``[...]``: how likely one draw gives each item of a catalogue of N items."""
         held = len(self)

@@ -31,7 +31,7 @@ HIDDEN: Final = "hidden"
 """A client's attribute: true keeps the item out of every list."""
 EXPIRES: Final = "expires_at_ms"
 """A client's attribute: the moment (Unix ms) from which on the item is kept out of every list."""
-FIRST_SEEN: Final = "first_seen_ms"
+FIRST_SEEN: Final = "@first_seen_ms"
 """When the item became known (Unix ms, acceptance time)."""
 CATEGORIES: Final = "categories"
 
@@ -123,6 +123,10 @@ class Catalogue:
         """The rows ``[M]`` of M items, -1 where unknown."""
         find = self._row_of.get
         return np.fromiter((find(item, -1) for item in item_ids), np.int64, count=len(item_ids))
+
+    def key_of(self, item_id: str) -> int:
+        """The key of a known item's id. Raises KeyError if it is unknown."""
+        return int(self._keys.values[self._row_of[item_id]])
 
     def available(self, now_ms: int) -> Mask:
         """Which items ``[N]`` may be shown: neither hidden, deleted nor expired."""

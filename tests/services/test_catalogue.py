@@ -13,7 +13,7 @@ from featurestore.encoder import Encoder
 from featurestore.online import Cell, EntityKey, OnlineStore
 from featurestore.schema import default_schema
 from featurestore.sqlite import SqliteStore
-from services.catalogue import Catalogue
+from services.catalogue import FIRST_SEEN, Catalogue
 from services.columns import RaggedColumn
 
 NOW = 1_700_000_000_000
@@ -143,7 +143,7 @@ def test_added_items_keep_their_first_sight_until_the_store_knows(store):
     put(store, "a", year=1990)
     catalogue.refresh(store, NOW + 5)
     assert catalogue.first_seen_ms.tolist() == [NOW]
-    put(store, "a", first_seen_ms=NOW - 7)
+    put(store, "a", **{FIRST_SEEN: NOW - 7})
     catalogue.refresh(store, NOW + 5)
     assert catalogue.first_seen_ms.tolist() == [NOW - 7]
 
