@@ -1,1 +1,89 @@
-__all__: list[str] = []
+"""The versioned parameter table, its optimisers and what replicates it.
+
+Names are loaded when first asked for: clients that only place keys and describe tables never load a compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sync.changes import Cursor
+    from sync.clock import HybridClock, system_time_us
+    from sync.errors import (
+        BadPush,
+        BadShape,
+        BadSpec,
+        PeerFault,
+        SnapshotDamaged,
+        SyncError,
+        TableFull,
+        TooManySources,
+        UnknownTable,
+    )
+    from sync.placement import shard_of, single_shard
+    from sync.pushes import Push, PushOutcome, PushTable, Source, Watermark
+    from sync.shard import Changes, DenseValues, Shard, ShardState
+    from sync.snapshot import decode, encode, encode_buffers
+    from sync.spec import Initialiser, Optimiser, Segment, TableSpec
+    from sync.warm import warm_up
+
+__all__ = [
+    "BadPush",
+    "BadShape",
+    "BadSpec",
+    "Changes",
+    "Cursor",
+    "DenseValues",
+    "HybridClock",
+    "Initialiser",
+    "Optimiser",
+    "PeerFault",
+    "Push",
+    "PushOutcome",
+    "PushTable",
+    "Segment",
+    "Shard",
+    "ShardState",
+    "SnapshotDamaged",
+    "Source",
+    "SyncError",
+    "TableFull",
+    "TableSpec",
+    "TooManySources",
+    "UnknownTable",
+    "Watermark",
+    "decode",
+    "encode",
+    "encode_buffers",
+    "shard_of",
+    "single_shard",
+    "system_time_us",
+    "warm_up",
+]
+
+_HOMES: Final = {
+    "changes": ("Cursor",),
+    "clock": ("HybridClock", "system_time_us"),
+    "errors": (
+        "BadPush", "BadShape", "BadSpec", "PeerFault", "SnapshotDamaged", "SyncError", "TableFull",
+        "TooManySources", "UnknownTable",
+    ),
+    "placement": ("shard_of", "single_shard"),
+    "pushes": ("Push", "PushOutcome", "PushTable", "Source", "Watermark"),
+    "shard": ("Changes", "DenseValues", "Shard", "ShardState"),
+    "snapshot": ("decode", "encode", "encode_buffers"),
+    "spec": ("Initialiser", "Optimiser", "Segment", "TableSpec"),
+    "warm": ("warm_up",),
+}  # fmt: skip
+_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sync' has no attribute {name!r}")
+    value: object = getattr(import_module(f"sync.{home}"), name)
+    globals()[name] = value
+    return value

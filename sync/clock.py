@@ -1,7 +1,7 @@
 """Hybrid logical clock: version times that grow whatever the physical clock does.
 
-Kulkarni et al., "Logical Physical Clocks" (2014), with time and counter in one number: microseconds since 1970,
-which a burst of more than one version a microsecond merely pushes ahead of the physical clock.
+Kulkarni et al., "Logical Physical Clocks" (2014), with time and counter in one number: microseconds since
+1970, which a burst of more than one version a microsecond merely pushes ahead of the physical clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pushes are applied once: who pushed what, and how far each source has come.
 
-The identity of a push is (log incarnation, partition, offset) of the micro-batch that caused it. Each names its
-predecessor on this shard. At or below the applied offset it is a duplicate; with the applied offset as its
-predecessor it is next; anything else is a gap, since something before it was lost or overtaken.
+The identity of a push is (log incarnation, partition, offset) of the micro-batch that caused it. Each names
+its predecessor on this shard. At or below the applied offset it is a duplicate; with the applied offset as
+its predecessor it is next; anything else is a gap, since something before it was lost or overtaken.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """What became of a push. ``applied``: the source's applied offset now. ``reason``: why refused, else ''."""
+    """What became of a push. ``applied``: the source's applied offset now. ``reason``: why refused, else
+    ''."""
 
     status: Status
     applied: int
@@ -105,7 +106,9 @@ class PushTable:
         if predecessor != applied:
             return "gap"
         if source not in self._progress and len(self._progress) >= self.max_sources:
-            raise TooManySources(f"{self.max_sources} sources are known; {source.log!r}/{source.partition} is new")
+            raise TooManySources(
+                f"{self.max_sources} sources are known; {source.log!r}/{source.partition} is new"
+            )
         return "next"
 
     def advance(self, source: Source, offset: int, watermark: Watermark | None) -> None:

@@ -6,6 +6,7 @@ fields may be added with defaults, never renamed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,14 @@ Plain = Mapping[str, object]
 _KINDS: Final = ("sgd", "rowwise_adagrad", "adagrad")
 _PLACEMENTS: Final = ("hashed", "single")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+def _finite(name: str, value: float, minimum: float = -math.inf) -> None:
+    # Float32 is what the kernels compute in, so a value must be finite there.
+    if not (abs(value) <= 3e38 and value >= minimum):
+        raise BadSpec(
+            f"{name} {value} is not a finite number" + ("" if minimum < 0 else f" of at least {minimum:g}")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class Initialiser:
         firsts = [segment.first_key for segment in self.segments]
         if not firsts or firsts[0] != 0:
             raise BadSpec("initialiser: the first segment must start at key 0")
-        if any(after <= before for before, after in zip(firsts, firsts[1:], strict=False)):
+        if any(after <= before for before, after in itertools.pairwise(firsts)):
             raise BadSpec("initialiser: segments must have ascending first keys")
         if not 0 <= self.seed < 2**63:
             raise BadSpec(f"initialiser: seed {self.seed} is not in [0, 2^63)")
@@ -89,16 +98,18 @@ class Optimiser:
         _finite("optimiser: rate", self.rate, minimum=0.0)
         _finite("optimiser: epsilon", self.epsilon, minimum=0.0)
         if self.kind != "sgd" and float(np.float32(self.epsilon)) == 0.0:
-            raise BadSpec(f"optimiser: epsilon {self.epsilon} is zero in float32; a first gradient of 0 divides")
+            raise BadSpec(
+                f"optimiser: epsilon {self.epsilon} is zero in float32; a first gradient of 0 divides"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """A table of parameters.
 
-    ``dim``: floats per row. ``placement``: ``hashed`` spreads keys over all shards; ``single`` keeps the whole
-    table in one shard, with keys 0 .. ``rows`` - 1 (dense weights in chunks). ``max_norm``: a push with a row
-    whose gradient has a larger Euclidean norm is refused as exploded.
+    ``dim``: floats per row. ``placement``: ``hashed`` spreads keys over all shards; ``single`` keeps the
+    whole table in one shard, with keys 0 .. ``rows`` - 1 (dense weights in chunks). ``max_norm``: a push
+    with a row whose gradient has a larger Euclidean norm is refused as exploded.
     """
 
     name: str
@@ -158,11 +169,16 @@ class TableSpec:
                 name=_text(plain, "name"),
                 dim=_integer(plain, "dim"),
                 initialiser=Initialiser(
-                    tuple(Segment(int(first), float(scale), float(constant)) for first, scale, constant in segments),
+                    tuple(
+                        Segment(int(first), float(scale), float(constant))
+                        for first, scale, constant in segments
+                    ),
                     _integer(plain, "seed"),
                 ),
                 optimiser=Optimiser(
-                    cast("OptimiserKind", _text(plain, "optimiser")), _number(plain, "rate"), _number(plain, "epsilon")
+                    cast("OptimiserKind", _text(plain, "optimiser")),
+                    _number(plain, "rate"),
+                    _number(plain, "epsilon"),
                 ),
                 placement=cast("Placement", _text(plain, "placement")),
                 rows=_integer(plain, "rows"),
@@ -172,12 +188,6 @@ class TableSpec:
             raise BadSpec(f"table: {error.args[0]} is missing") from error
         except (TypeError, ValueError) as error:
             raise BadSpec(f"table: {error}") from error
-
-
-def _finite(name: str, value: float, minimum: float = -math.inf) -> None:
-    # Float32 is what the kernels compute in, so a value must be finite there.
-    if not (abs(value) <= 3e38 and value >= minimum):
-        raise BadSpec(f"{name} {value} is not a finite number" + ("" if minimum < 0 else f" of at least {minimum:g}"))
 
 
 def _text(plain: Plain, name: str) -> str:

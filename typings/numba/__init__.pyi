@@ -1,0 +1,19 @@
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from numba.core.types import Type as Type
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+__version__: str
+
+def njit(
+    signature: Type | Sequence[Type] | str,
+    *,
+    cache: bool = ...,
+    nogil: bool = ...,
+    inline: str = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def prange(start: int, stop: int = ..., step: int = ...) -> range: ...
+def set_num_threads(threads: int) -> None: ...
