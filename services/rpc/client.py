@@ -1,0 +1,122 @@
+"""The blocking client: asks several peers at once and waits for all of them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+
+from services.rpc.calls import Calls, Outgoing
+from services.rpc.codec import MAX_FRAME_BYTES, Buffer, Failure, Reply
+from services.rpc.errors import QueueFull
+
+SEND_QUEUE: Final = 64
+MAX_PEERS: Final = 256
+"""Peers with an open connection at most; the one used longest ago is closed first."""
+
+
+def configure(set_option: Callable[[int, int], None]) -> None:
+    """The options of every client socket: bounded queues, no waiting at the end."""
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.SNDHWM, SEND_QUEUE),
+        (zmq.RCVHWM, SEND_QUEUE),
+        (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+        (zmq.RECONNECT_IVL, 20),
+        (zmq.RECONNECT_IVL_MAX, 500),
+    ):
+        set_option(option, value)
+
+
+class RpcClient:
+    """Blocking calls to any number of peers (``HOST:PORT``). Thread-safe, one exchange at a time."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._calls = Calls()
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was sent, answered, late and malformed so far."""
+        seen = self._calls.counts
+        return {
+            "sent_total": seen.sent_total,
+            "answered_total": seen.answered_total,
+            "late_total": seen.late_total,
+            "malformed_total": seen.malformed_total,
+        }
+
+    def exchange(self, requests: Mapping[str, Outgoing], timeout_s: float) -> dict[str, Reply | Failure]:
+        """Send one request to each peer and return what answered within ``timeout_s``, by peer.
+
+        A peer that is missing did not answer; whether it acted is unknown, and the arrays may still be on
+        their way to it until ``forget``. Raises QueueFull (nothing more was sent) and MessageTooLarge.
+        """
+        deadline = self._monotonic() + timeout_s
+        with self._lock:
+            open_calls: dict[int, str] = {}
+            answers: dict[str, Reply | Failure] = {}
+            try:
+                for peer, outgoing in requests.items():
+                    call, frames = self._calls.begin(peer, outgoing, timeout_s)
+                    open_calls[call] = peer
+                    try:
+                        self._socket(peer).send_multipart(frames, zmq.NOBLOCK, copy=False)
+                    except zmq.Again as error:
+                        raise QueueFull(f"{peer}: {SEND_QUEUE} messages wait to be sent") from error
+                self._collect(open_calls, answers, deadline)
+            finally:
+                for call in open_calls:
+                    self._calls.give_up(call)
+        return answers
+
+    def _collect(
+        self, open_calls: dict[int, str], answers: dict[str, Reply | Failure], deadline: float
+    ) -> None:
+        poller = zmq.Poller()
+        peers = {self._sockets[peer]: peer for peer in open_calls.values()}
+        for socket in peers:
+            poller.register(socket, zmq.POLLIN)
+        while open_calls:
+            remaining_ms = (deadline - self._monotonic()) * 1_000
+            ready = poller.poll(max(0, math.ceil(remaining_ms)))
+            if not ready and remaining_ms <= 0:
+                return
+            for socket, _ in ready:
+                frames: list[Buffer] = [frame.buffer for frame in socket.recv_multipart(copy=False)]
+                answer = self._calls.receive(peers[socket], frames)
+                if answer is not None:
+                    answers[open_calls.pop(answer.id)] = answer
+
+    def _socket(self, peer: str) -> zmq.Socket[bytes]:
+        socket = self._sockets.pop(peer, None)
+        if socket is None:
+            while len(self._sockets) >= MAX_PEERS:
+                self._sockets.pop(next(iter(self._sockets))).close()
+            socket = self._context.socket(zmq.DEALER)
+            configure(socket.setsockopt)
+            socket.connect(f"tcp://{peer}")
+        self._sockets[peer] = socket
+        return socket
+
+    def forget(self, peer: str) -> None:
+        """Close the connection to ``peer``, with whatever waits in it: a later call starts afresh."""
+        with self._lock:
+            socket = self._sockets.pop(peer, None)
+            if socket is not None:
+                socket.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for socket in self._sockets.values():
+                socket.close()
+            self._sockets.clear()
+            self._context.term()
