@@ -50,7 +50,6 @@ SIMILAR_RECENT: Final = 10
 EXPLORE_FROM: Final = 5
 """Lists of at least this length give their last place to a fresh item that its score would leave out."""
 TASTE_KEPT_MS: Final = 10_000
-WEIGHTS: Final = Weights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,12 @@ class Chooser:
         self._items = items
         self._settings = settings
         self._popular = Popular(items.catalogue)
+        self._weights = Weights(
+            settings.retrieval_weight,
+            settings.ranking_weight,
+            settings.popularity_weight,
+            settings.taste_weight,
+        )
         self._taste: Taste | None = None
         self._taste_made_ms = 0
 
@@ -98,7 +103,9 @@ class Chooser:
         pool = merge(channels, allowed, self._settings.candidates)
         signals = self._signals(generation, user, recent, pool.items, given)
         liked = _liked(generation, recent)
-        listed = recommend(pool, signals, WEIGHTS, _choice(query), _directions(generation, pool.items), liked)
+        listed = recommend(
+            pool, signals, self._weights, self._choice(query), _directions(generation, pool.items), liked
+        )
         picks = tuple(self._pick(one, query.explain) for one in listed)
         if len(picks) < query.n and query.min_score is None:
             picks = self._pad(picks, listed, query.n, allowed, given.now_ms)
@@ -130,7 +137,7 @@ class Chooser:
         listed = recommend(
             pool,
             signals,
-            WEIGHTS,
+            self._weights,
             Choice(len(known)),
             _directions(generation, known),
             _liked(generation, recent),
@@ -234,7 +241,7 @@ class Chooser:
         rows = self._popular.liked(most, allowed, now_ms)
         scores = self._popular.scores(now_ms)[rows].astype(np.float32)
         nothing = np.zeros(len(rows), np.float32)
-        scores = blend(Signals(nothing, None, scores, nothing), WEIGHTS)
+        scores = blend(Signals(nothing, None, scores, nothing), self._weights)
         ids = self._items.catalogue.ids
         return tuple(
             Pick(ids[row], score, FALLBACK, ("popular",))
@@ -265,15 +272,14 @@ class Chooser:
             "ranked": 0 if given.hurry else len(pool),
             "diversity": query.diversity,
             "weights": {
-                name: getattr(WEIGHTS, name) for name in ("retrieval", "ranking", "popularity", "taste")
+                name: getattr(self._weights, name) for name in ("retrieval", "ranking", "popularity", "taste")
             },
         }
 
-
-def _choice(query: Query) -> Choice:
-    explore = 1 if query.n >= EXPLORE_FROM and query.min_score is None else 0
-    least = -np.inf if query.min_score is None else query.min_score
-    return Choice(query.n, query.diversity, least, explore)
+    def _choice(self, query: Query) -> Choice:
+        explores = query.n >= EXPLORE_FROM and query.min_score is None
+        least = -np.inf if query.min_score is None else query.min_score
+        return Choice(query.n, query.diversity, least, self._settings.explore if explores else 0)
 
 
 def _directions(generation: Generation, rows: RowNumbers) -> Floats | None:
