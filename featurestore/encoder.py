@@ -33,7 +33,8 @@ class Encoder:
 
     def __init__(self, schema: Schema, cache_size: int = 131_072) -> None:
         self.schema = schema
-        self._key_spaces = {f.name: f.key_space for f in schema.features if not f.is_numeric}
+        keyed = sorted((f for f in schema.features if not f.is_numeric), key=lambda f: f.table is None)
+        self._key_spaces = {f.name: f.key_space for f in keyed}  # the name's owner last, so that it wins
         self._caches = {space: _KeyCache(space, cache_size) for space in set(self._key_spaces.values())}
 
     def width(self, entity: str) -> tuple[int, int, int]:
@@ -77,6 +78,10 @@ class Encoder:
         """One entity of which nothing is known, not even its id."""
         return self.encode(entity, [""], [{}], 0)
 
+    def cached_keys(self) -> int:
+        """How many keys are remembered now, over all key spaces."""
+        return sum(map(len, self._caches.values()))
+
     def _cache(self, feature_name: str) -> _KeyCache:
         space = self._key_spaces.get(feature_name)
         if space is None:
@@ -99,12 +104,10 @@ class Encoder:
         return choices[np.where(np.isnan(numbers), len(labels), bucket)]
 
     def _list(self, feature: Feature, rows: Rows, times: list[int]) -> Ragged:
-        most, default = (
-            feature.max_values,
-            list(feature.default or ()) if isinstance(feature.default, tuple) else [],
-        )
+        most = feature.max_values
+        default = feature.default if isinstance(feature.default, tuple) else ()
         values = [
-            value[-most:] if isinstance(value, list) else default
+            value[-most:] if isinstance(value, list | tuple) else default
             for value in _values(feature.attribute, rows, times)
         ]
         offsets = np.zeros(len(values) + 1, np.int64)
@@ -196,6 +199,9 @@ class _Generation(dict[str, int]):
         self[text] = key
         return key
 
+    def size(self) -> int:
+        return len(self) + len(self._older)
+
     def retire(self) -> dict[str, int]:
         """Become the older generation: forget the one before, so that generations do not chain."""
         self._older = {}
@@ -212,6 +218,9 @@ class _KeyCache:
 
     def __getitem__(self, text: str) -> int:
         return self._current()[text]
+
+    def __len__(self) -> int:
+        return self._young.size()
 
     def keys(self, texts: Sequence[str]) -> Keys:
         return np.fromiter(map(self._current().__getitem__, texts), np.uint64, count=len(texts))
