@@ -65,13 +65,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def redis_server(folder: Path, *options: str) -> Iterator[int]:
-    """A server of our own that keeps its files in ``folder``; gives its port."""
+def redis_server(folder: Path, *options: str, port: int | None = None) -> Iterator[int]:
+    """A server of our own that keeps its files in ``folder``, on ``port`` or a free one; gives its port."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip(HOW_TO_GET_ONE)
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     with (folder / "redis.log").open("wb") as log:
         process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
