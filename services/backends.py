@@ -17,11 +17,11 @@ __all__ = ["EVENTS", "REJECTED", "SAMPLES", "open_coordination", "open_log", "op
 
 def open_log(settings: Settings) -> MessageLog:
     """The message log, with the pipeline's topics made. Raises LogUnavailable."""
-    from services.messagelog.open import open_log as open_backend
+    from services.messagelog.open import open_message_log
 
-    log = open_backend(
+    log = open_message_log(
         settings.log.backend,
-        directory=settings.data.dir / "log",
+        folder=settings.data.dir / "log",
         servers=settings.log.servers,
         replication=settings.log.replication,
     )

@@ -19,12 +19,14 @@ from services.cli.groups import group
 from services.cli.recommend import Key, Url
 
 if TYPE_CHECKING:
+    from services.cli.client import Api
     from services.messagelog.contract import MessageLog, Record
 
 app = group("Send events over REST, read them from the log, list the rejected.")
 
 _BATCH: Final = 500
 _READ: Final = 500
+_SHOWN: Final = 20
 _POLL_S: Final = 0.2
 
 
@@ -60,25 +62,42 @@ def send(
         else:
             note(f"accepted: {reply}")
         return
-    sent = 0
-    results: list[object] = []
-    for batch in _batches(file):
-        reply = api.post("/v1/events:batch", {"events": batch})
-        results.append(reply)
-        sent += len(batch)
+    _send_file(options, api, file)
+
+
+def _send_file(options: Options, api: Api, file: Path) -> None:
+    """Send a file batch by batch and name each refused line. Raises CommandFailed if there are any."""
+    from services.cli.output import note, print_json
+    from services.cli.replies import read_receipt
+
+    accepted = 0
+    refused: list[dict[str, object]] = []
+    for lines, batch in _batches(file):
+        receipt = read_receipt(api.post("/v1/events:batch", {"events": batch}))
+        accepted += receipt.accepted
+        refused += [
+            {"line": line, "code": result.get("code"), "errors": result.get("errors")}
+            for line, result in zip(lines, receipt.results, strict=False)
+            if result.get("status") == "refused"
+        ]
     if options.json:
-        print_json({"sent": sent, "replies": results})
+        print_json({"accepted": accepted, "refused": refused})
     else:
-        note(f"sent {sent} events")
+        note(f"accepted {accepted} events, refused {len(refused)}")
+        for one in refused[:_SHOWN]:
+            note(f"  {file}:{one['line']}: {one['code']} {json.dumps(one['errors'], ensure_ascii=False)}")
+    if refused:
+        raise CommandFailed(Exit.REFUSED, f"{len(refused)} events were refused", "The others were accepted.")
 
 
-def _batches(file: Path) -> Iterator[list[object]]:
-    """The events of a JSON-lines file, some at a time. Raises CommandFailed naming the line."""
+def _batches(file: Path) -> Iterator[tuple[list[int], list[object]]]:
+    """Line numbers and events of a JSON-lines file, some at a time. Raises CommandFailed naming the line."""
     try:
         source = sys.stdin if str(file) == "-" else file.open(encoding="utf-8")
     except OSError as error:
         raise CommandFailed(Exit.BAD_INPUT, f"{file}: {error.strerror}", "Check the name.") from error
     with source:
+        lines: list[int] = []
         batch: list[object] = []
         for number, line in enumerate(source, 1):
             if not line.strip():
@@ -89,11 +108,12 @@ def _batches(file: Path) -> Iterator[list[object]]:
                 raise CommandFailed(
                     Exit.BAD_INPUT, f"{file}:{number}: {error}", "Lines before this one may have been sent."
                 ) from error
+            lines.append(number)
             if len(batch) == _BATCH:
-                yield batch
-                batch = []
+                yield lines, batch
+                lines, batch = [], []
         if batch:
-            yield batch
+            yield lines, batch
 
 
 @app.command("tail")

@@ -34,41 +34,33 @@ def recommend(
     """Ask the running API for recommendations."""
     from services.cli.client import api_of
     from services.cli.output import note, print_json, print_table
-    from services.cli.replies import items_of, title_of
+    from services.cli.replies import read_recommendations
 
     options: Options = context.obj
     api = api_of(options.settings(), url, key)
-    body: dict[str, object] = {"n": n, "exclude_seen": not include_seen}
+    body: dict[str, object] = {"n": n, "exclude_seen": not include_seen, "include_attributes": ["title"]}
     if user is not None:
         body["user_id"] = user
     if category:
         body["categories"] = category
-    reply = api.post("/v1/recommendations", body)
+    answer = api.post("/v1/recommendations", body)
     if options.json:
-        print_json(reply)
+        print_json(answer)
         return
+    reply = read_recommendations(answer)
     rows = [
-        (
-            rank,
-            title_of(api, item.item_id),
-            item.item_id,
-            f"{item.score:.4f}",
-            item.source,
-            "; ".join(item.reasons),
-        )
-        for rank, item in enumerate(items_of(reply), 1)
+        (rank, item.title, item.item_id, item.shown_score, item.source, "; ".join(item.reasons))
+        for rank, item in enumerate(reply.items, 1)
     ]
     print_table(("", "title", "item", "score", "source", "reasons"), rows)
-    if isinstance(reply, dict):
-        note(
-            f"model {reply.get('model_version')}, parameters as of {reply.get('parameters_as_of')}, "
-            f"took {reply.get('took_ms')} ms{', degraded' if reply.get('degraded') else ''}"
-        )
+    note(
+        f"model {reply.model_version}, parameters as of {reply.parameters_as_of}, took {reply.took_ms} ms"
+        f"{', degraded' if reply.degraded else ''}"
+    )
 
 
 def openapi() -> None:
     """Print the OpenAPI document."""
-    from services.api.openapi import document
-    from services.cli.output import print_json
+    from services.api.openapi import rendered
 
-    print_json(document())
+    print(rendered(), end="")

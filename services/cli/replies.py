@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from services.cli.client import Api
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
 
@@ -15,33 +12,57 @@ class ShownItem(msgspec.Struct, frozen=True):
     """One recommended item."""
 
     item_id: str
-    score: float = 0.0
+    score: float | None = None
     source: str = ""
     reasons: list[str] = []
+    attributes: dict[str, object] | None = None
+
+    @property
+    def title(self) -> str:
+        """The item's title, or nothing where it has none."""
+        return str((self.attributes or {}).get("title", ""))
+
+    @property
+    def shown_score(self) -> str:
+        """The score, or nothing where the item was not scored."""
+        return "" if self.score is None else f"{self.score:.4f}"
 
 
-class _Reply(msgspec.Struct, frozen=True):
-    items: list[ShownItem] = []
+class ShownList(msgspec.Struct, frozen=True):
+    """A list and what it rests on."""
+
+    items: list[ShownItem]
+    model_version: str | None = None
+    parameters_as_of: str | None = None
+    took_ms: float | None = None
+    degraded: bool = False
 
 
-class _Item(msgspec.Struct, frozen=True):
-    attributes: dict[str, Any] = {}
+class BatchReceipt(msgspec.Struct, frozen=True):
+    """What became of a batch of events."""
+
+    accepted: int
+    refused: int
+    results: list[dict[str, object]] = []
 
 
-def items_of(reply: object) -> list[ShownItem]:
-    """The items of a reply. Raises CommandFailed for a reply of another form."""
+def read_recommendations(reply: object) -> ShownList:
+    """The reply of ``POST /v1/recommendations``. Raises CommandFailed for one of another form."""
     try:
-        return msgspec.convert(reply, _Reply).items
+        return msgspec.convert(reply, ShownList)
     except msgspec.ValidationError as error:
-        raise CommandFailed(
-            Exit.REFUSED, f"the reply has an unknown form: {error}", "Is the API of another version?"
-        ) from error
+        raise _other_version(error) from error
 
 
-def title_of(api: Api, item_id: str) -> str:
-    """The item's title, or nothing where it has none or may not be read."""
+def read_receipt(reply: object) -> BatchReceipt:
+    """The reply of ``POST /v1/events:batch``. Raises CommandFailed for one of another form."""
     try:
-        item = msgspec.convert(api.get("items", item_id), _Item)
-    except (CommandFailed, msgspec.ValidationError):
-        return ""
-    return str(item.attributes.get("title", ""))
+        return msgspec.convert(reply, BatchReceipt)
+    except msgspec.ValidationError as error:
+        raise _other_version(error) from error
+
+
+def _other_version(error: Exception) -> CommandFailed:
+    return CommandFailed(
+        Exit.REFUSED, f"the reply has an unknown form: {error}", "Is the API of another version?"
+    )

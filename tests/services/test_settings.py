@@ -118,9 +118,10 @@ class TestRefusals:
         "override",
         [
             "log.partitions=2.5", "log.partitions=many", "log.partitions=", "api.deadline=0s",
-            "api.deadline=-1", "api.deadline=nan", "api.deadline=inf", "api.deadline=3 parsecs", "api.max_body=1XB",
-            "features.offline=maybe", "model.name=Main", "model.temperature=0", 'api.keys=["a',
-            "api.listen=8080", "api.listen=127.0.0.1:99999", "api.listen=::1:8080", "log.partitions",
+            "api.deadline=-1", "api.deadline=nan", "api.deadline=inf", "api.deadline=3 parsecs",
+            "api.max_body=1XB", "features.offline=maybe", "model.name=Main", "model.temperature=0",
+            'api.keys=["a', "api.listen=8080", "api.listen=127.0.0.1:99999", "api.listen=::1:8080",
+            "log.partitions",
         ],
     )  # fmt: skip
     def test_wrong_values(self, override: str) -> None:
