@@ -148,6 +148,10 @@ class MessageLog(Protocol):
         number in ``spec`` raises LogError naming both."""
         ...
 
+    def delete_topic(self, topic: str) -> bool:
+        """Remove the topic, its messages and every group's offsets in it; tells whether it existed."""
+        ...
+
     def incarnation(self, topic: str) -> str:
         """An id that changes when the topic is deleted and made again (Kafka topic id, UUID in SQLite)."""
         ...
@@ -156,8 +160,8 @@ class MessageLog(Protocol):
 
     def producer(self) -> Producer: ...
 
-    def consumer(self, group: str, topics: Sequence[str], *, member: str) -> Consumer:
-        """Join ``group``. ``member`` is stable over restarts of one instance (``processor-0``); a restarted
+    def consumer(self, group: str, names: Sequence[str], *, member: str) -> Consumer:
+        """Join ``group`` to read the topics ``names``. ``member`` is stable over restarts of one instance (``processor-0``); a restarted
         member takes over from its dead former self without waiting longer than the session time-out."""
         ...
 
