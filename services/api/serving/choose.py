@@ -234,7 +234,8 @@ class Chooser:
 
     def _pick(self, one: Recommended, explain: bool) -> Pick:
         ids = self._items.catalogue.ids
-        reasons = tuple(_reason(reason, ids) for reason in one.reasons)
+        told = [reason for reason in one.reasons if reason.item != one.item]  # an item is like itself
+        reasons = tuple(_reason(reason, ids) for reason in told or [Reason("for_you")])
         return Pick(ids[one.item], one.score, one.source, reasons, one.stages if explain else None)
 
     def _fallback(self, most: int, allowed: Mask, now_ms: int) -> tuple[Pick, ...]:

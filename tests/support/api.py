@@ -1,0 +1,300 @@
+"""An API in this process, over a real SQLite feature store; asked as by HTTP, without a socket.
+
+The event log and the parameter servers are stand-ins in memory, so that a test can make them full, slow or
+absent at will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+
+from featurestore.encoder import Encoder
+from featurestore.online import Cell, EntityKey
+from featurestore.schema import default_schema
+from featurestore.sqlite import SqliteStore
+from models.parameters import RETRIEVAL
+from models.training import RecommenderModel
+from services.api.app import assemble
+from services.api.context import Api
+from services.api.ingest import Ingest
+from services.api.metrics import ApiMetrics
+from services.api.serving.choose import Chooser
+from services.api.serving.follow import Follower
+from services.api.serving.freshness import Freshness
+from services.api.serving.items import ItemState
+from services.api.serving.recommender import Recommender
+from services.api.store import AsyncStore
+from services.catalogue import Catalogue, key_function
+from services.messagelog.contract import Message
+from services.modelling import build_model
+from services.parameter_server.types import (
+    DenseSnapshot,
+    Mark,
+    ParametersUnavailable,
+    Pulled,
+    ShardChanges,
+)
+from services.processor.users import SEEN, STATE, UserState, encode_state
+from services.settings.model import Settings
+
+T = TypeVar("T")
+LOG = "log-1"
+NOW_MS = 1_700_000_000_000
+
+
+class MemoryProducer:
+    """A log of lists. ``gate`` closed: appends hang; ``failure``: they raise it."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, list[Message]] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.groups: list[int] = []
+
+    def append(self, messages: Sequence[Message]) -> list[int]:
+        self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        self.groups.append(len(messages))
+        offsets = []
+        for message in messages:
+            records = self.partitions.setdefault(message.partition, [])
+            records.append(message)
+            offsets.append(len(records) - 1)
+        return offsets
+
+    def close(self) -> None:
+        self.gate.set()
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for records in self.partitions.values() for message in records]
+
+
+class MemoryParameters:
+    """Parameter servers of one shard in memory: a row is drawn from its key until it is set."""
+
+    def __init__(self, model: RecommenderModel) -> None:
+        self.model = model
+        self.rows: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self.watermarks: dict[tuple[str, int], Mark] = {}
+        self.generation = 1
+        self.available = True
+        self.delay_s = 0.0
+        self._dims = {table.name: table.dim for table in model.needs.tables}
+        self._feed: asyncio.Queue[ShardChanges] = asyncio.Queue()
+        self._dense = model.needs.dense.initial(np.random.default_rng(3))
+
+    def row(self, table: str, key: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if (table, key) in self.rows:
+            return self.rows[table, key]
+        return np.random.default_rng(key % 2**32).normal(0, 0.1, self._dims[table]).astype(np.float32)
+
+    async def pull(self, model: str, keys: Mapping[str, Any], *, deadline_s: float | None = None) -> Pulled:
+        await asyncio.sleep(self.delay_s)
+        self._check()
+        rows = {
+            table: np.array([self.row(table, int(key)) for key in of], np.float32).reshape(
+                -1, self._dims[table]
+            )
+            for table, of in keys.items()
+        }
+        return Pulled(rows, dict(self.watermarks))
+
+    async def dense(self, model: str, published: bool = True, table: str = "dense") -> DenseSnapshot:
+        self._check()
+        return DenseSnapshot(self.generation, self._dense, dict(self.watermarks))
+
+    async def follow(self, model: str, tables: Sequence[str]) -> AsyncIterator[ShardChanges]:
+        yield self.changes({}, restarted=True)
+        while True:
+            yield await self._feed.get()
+
+    def changes(self, parts: Mapping[str, Any], *, restarted: bool = False) -> ShardChanges:
+        return ShardChanges(0, 1, 1, dict(parts), dict(self.watermarks), True, restarted, self.generation)
+
+    def emit(self, parts: Mapping[str, Any] | None = None) -> None:
+        self._feed.put_nowait(self.changes(parts or {}))
+
+    def _check(self) -> None:
+        if not self.available:
+            raise ParametersUnavailable("pull", ("server-0",), 0.1)
+
+    async def close(self) -> None:
+        self.available = False
+
+
+@dataclass
+class Harness:
+    """The API under test and all that stands around it."""
+
+    api: Api
+    store: SqliteStore
+    producer: MemoryProducer
+    parameters: MemoryParameters
+    follower: Follower
+    items: ItemState
+    freshness: Freshness
+    loop: asyncio.AbstractEventLoop
+    client: httpx.AsyncClient
+    clock: list[int] = field(default_factory=lambda: [NOW_MS])
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
+        """The result of ``work``, run on the API's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self.run(self.client.request(method, path, **options))
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("POST", path, **options)
+
+    def recommend(self, **wish: Any) -> dict[str, Any]:
+        reply = self.post("/v1/recommendations", json=wish)
+        assert reply.status_code == 200, reply.text
+        body: dict[str, Any] = reply.json()
+        return body
+
+    def on_loop(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, called on the API's loop: state there belongs to it."""
+
+        async def call() -> T:
+            return work()
+
+        return self.run(call())
+
+    def until(self, holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait until ``holds()``, asked on the API's loop."""
+
+        async def wait() -> None:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await asyncio.sleep(0.005)
+
+        self.run(wait(), timeout_s + 5)
+
+    def write_items(self, items: Mapping[str, Mapping[str, Any]], event_time_ms: int = NOW_MS) -> None:
+        """Store items as the processor would, and wait until the API has them."""
+        rows = {
+            EntityKey("item", item): {
+                "first_seen_ms": Cell(event_time_ms - 10**9, event_time_ms),
+                **{name: Cell(value, event_time_ms) for name, value in attributes.items()},
+            }
+            for item, attributes in items.items()
+        }
+        self.store.write(rows)
+        self.until(lambda: all(self._has(item, of) for item, of in items.items()))
+
+    def _has(self, item: str, attributes: Mapping[str, Any]) -> bool:
+        row = self.items.catalogue.row(item)
+        if row is None:
+            return False
+        hidden = attributes.get("hidden") is True or attributes.get("deleted") is True
+        generation = self.items.current
+        encoded = generation is not None and row < len(generation.index) and bool(generation.encoded[row])
+        return bool(self.items.catalogue.hidden[row]) == hidden and encoded
+
+    def write_user(
+        self,
+        user: str,
+        *,
+        seen: Sequence[str] = (),
+        offset: int = 0,
+        accepted_at_ms: int = NOW_MS,
+        **more: Any,
+    ) -> None:
+        """Store a user as the processor would."""
+        keys = key_function(Encoder(self.api.schema), "item_id")(list(seen))
+        partition = self.freshness.partition(user)
+        state = UserState(
+            partition=partition, offset=offset, accepted_at_ms=accepted_at_ms, event_id=f"event-{offset}"
+        )
+        cells = {SEEN: keys.astype("<u8").tobytes(), STATE: encode_state(state), **more}
+        self.store.write({EntityKey("user", user): {n: Cell(v, NOW_MS) for n, v in cells.items()}})
+
+    def advance(self, partition: int, offset: int, accepted_at_ms: int = NOW_MS) -> None:
+        """Let the parameters have applied a partition up to ``offset``."""
+
+        def move() -> None:
+            self.parameters.watermarks[LOG, partition] = Mark(offset, accepted_at_ms)
+            self.parameters.emit()
+
+        self.on_loop(move)
+
+
+def quick_settings(**api: Any) -> Settings:
+    """Settings of a small and patient API."""
+    return Settings.model_validate({"api": {"deadline": 5.0, **api}, "log": {"partitions": 2}})
+
+
+@contextmanager
+def running_api(directory: Path, settings: Settings | None = None) -> Iterator[Harness]:
+    """A running API over a feature store in ``directory``, following items and parameters."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        harness, close = asyncio.run_coroutine_threadsafe(
+            _start(directory, settings or quick_settings(), loop), loop
+        ).result(60)
+        try:
+            yield harness
+        finally:
+            asyncio.run_coroutine_threadsafe(close(), loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _start(
+    directory: Path, settings: Settings, loop: asyncio.AbstractEventLoop
+) -> tuple[Harness, Callable[[], Coroutine[Any, Any, None]]]:
+    schema = default_schema()
+    clock = [NOW_MS]
+    store = SqliteStore(directory / "features.db", max_claims=1_000)
+    producer = MemoryProducer()
+    partitions = settings.log.partitions
+    ingest = Ingest(lambda: producer, partitions, settings.api.queue)
+    ingest.start()
+    wrapped = AsyncStore(lambda: store)
+    api = Api(settings, schema, ingest, wrapped, ApiMetrics(), LOG, clock_ms=lambda: clock[0])
+    encoder = Encoder(schema)
+    model = build_model(schema, settings.model)
+    items = ItemState(Catalogue(encoder), model)
+    freshness = Freshness(LOG, partitions)
+    parameters = MemoryParameters(model)
+    follower = Follower(items, freshness, wrapped, parameters, "main", api.clock_ms)
+    chooser = Chooser(items, settings.recommendation)
+    recommender = Recommender(encoder, items, chooser, freshness, wrapped, parameters, "main", api.clock_ms)
+    app = assemble(api, recommender, {})
+    following = asyncio.create_task(follower.run())
+    transport = httpx.ASGITransport(app.asgi)
+    client = httpx.AsyncClient(transport=transport, base_url="http://test")
+    harness = Harness(api, store, producer, parameters, follower, items, freshness, loop, client, clock)
+
+    async def close() -> None:
+        await client.aclose()
+        following.cancel()
+        await asyncio.wait([following])
+        producer.gate.set()
+        await ingest.close()
+        wrapped.close()
+
+    return harness, close
+
+
+__all__ = ["LOG", "NOW_MS", "RETRIEVAL", "Harness", "quick_settings", "running_api"]
