@@ -83,7 +83,7 @@ class MicroBatch:
             np.concatenate([self.positive[samples, None], self.negatives[samples]], axis=1),
             return_inverse=True,
         )
-        index = index.reshape(len(samples), -1)
+        index = index.reshape(len(samples), 1 + self.negatives.shape[1])
         return MicroBatch(
             self.users.take(samples),
             self.items.take(used),
