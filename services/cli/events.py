@@ -149,7 +149,7 @@ def _listing(options: Options, topic: str, last: int, follow: bool) -> None:
         for record in records:
             print_json_line(_shown(record)) if options.json else print(_line(record))
         if not records and not options.json and not follow:
-            note(f"there are no {topic}")
+            note("there are no rejected events" if topic == "rejected" else "there are no events yet")
         while follow:
             for partition, end in ends.items():
                 for record in _from(log, topic, partition, end):
@@ -167,7 +167,8 @@ def _newest(log: MessageLog, topic: str, last: int) -> tuple[list[Record], dict[
     for number in range(log.partitions(topic)):
         ends[number] = end = log.end_offset(TopicPartition(topic, number))
         # Offsets may have gaps, so what stands between is read until enough is found or the start is reached.
-        width, records = last, list[Record]()
+        width = last
+        records: list[Record] = []
         while last and len(records) < last:
             start = max(0, end - width)
             records = [record for record in _from(log, topic, number, start) if record.offset < end]

@@ -7,19 +7,24 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from services.backends import open_log
 from services.cli.app import main
 from services.cli.context import hoist
 from services.cli.exits import HELP, Exit
 from services.cli.failures import code_of
+from services.messagelog.contract import Message
 from services.settings.keys import hash_key
+from services.settings.load import load_settings
 
 
 class Ran:
@@ -337,6 +342,41 @@ class TestImport:
         assert ran.code == Exit.BAD_INPUT
         assert "events.csv:2: timestamp 'noon'" in ran.err
         assert not (tmp_path / ".headwater").exists()
+
+    def test_into_the_log_and_seen_there(self, headwater: Command, tmp_path: Path) -> None:
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        rows = "".join(f"u{n},i{n % 3},like,{n}\n" for n in range(40))
+        (folder / "events.csv").write_text("user_id,item_id,action,timestamp\n" + rows)
+        told = headwater("import", "mine", "--until", "0.5", "--shift-to-now", "--format", "json").json
+        assert (told["items"], told["users"], told["interactions"], told["events"]) == (3, 40, 20, 63)
+        shown = headwater("events", "tail", "-n", "5", "--format", "json").out.splitlines()
+        assert len(shown) == 5
+        assert all("type" in json.loads(line)["event"] for line in shown)
+        everything = headwater("events", "tail", "-n", "1000").out.splitlines()
+        assert len(everything) == 63
+        now_ms = time.time() * 1e3
+        times = [json.loads(line.split(" ", 2)[2])["timestamp_ms"] for line in everything if "like" in line]
+        assert now_ms - 60_000 < max(times) <= now_ms
+        assert max(times) - min(times) == 19_000
+        assert headwater("events", "rejected").err == "there are no rejected events\n"
+
+    def test_waiting_for_a_pipeline_that_does_not_run(self, headwater: Command, tmp_path: Path) -> None:
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        (folder / "items.csv").write_text("item_id,title\nx,One\n")
+        ran = headwater("import", "mine", "--wait", "--stall", "0.1")
+        assert ran.code == Exit.NOT_PROCESSED
+        assert "0 of 1" in ran.err
+
+    def test_rejected_events_carry_their_reason(self, headwater: Command, tmp_path: Path) -> None:
+        settings = load_settings(overrides=[f"data.dir={tmp_path / '.headwater'}"]).settings
+        with closing(open_log(settings)) as log, closing(log.producer()) as producer:
+            producer.append([Message("rejected", 0, b"k", b'{"code": "unusable", "reason": "no"}', 5)])
+        assert '"reason": "no"' in headwater("events", "rejected").out
+        (line,) = headwater("events", "rejected", "--format", "json").out.splitlines()
+        assert json.loads(line)["rejected"] == {"code": "unusable", "reason": "no"}
+        assert json.loads(line)["accepted_at_ms"] == 5
 
     def test_an_unknown_name(self, headwater: Command) -> None:
         ran = headwater("import", "ml-1m")
