@@ -40,8 +40,12 @@ def out(dtype: Type, ndim: int = 1) -> Array:
 
 
 def kernel(signature: Type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile for ``signature`` alone, cached on disk, without the GIL."""
-    return njit(signature, cache=True, nogil=True)
+    """Compile for ``signature`` alone, cached on disk, without the GIL; a division by zero gives what
+    NumPy's does.
+
+    Never with fast-math: kernels must have the same bits as their NumPy twins.
+    """
+    return njit(signature, cache=True, nogil=True, error_model="numpy")
 
 
 @kernel(u64(u64))

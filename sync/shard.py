@@ -97,8 +97,8 @@ class Shard:
     """
 
     __slots__ = (
-        "_dense", "_dense_sequence", "_sequence", "_tables", "clock", "counts", "fingerprint", "knowledge", "model",
-        "pushes", "shard_id", "writer",
+        "_dense", "_dense_sequence", "_sequence", "_tables", "clock", "counts", "fingerprint", "knowledge",
+        "model", "pushes", "shard_id", "writer",
     )  # fmt: skip
 
     def __init__(

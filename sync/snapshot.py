@@ -2,6 +2,7 @@
 
     magic        8 bytes   ``HWSHARD`` and a zero byte
     format       u32       1
+    reserved     u32       0; aligns the payload
     payload      u64       length of what follows the header, bytes
     checksum    16 bytes   xxh3_128 of the fields above and of the payload
     payload                safetensors: tensors ``table/column``, everything else as JSON in its metadata
@@ -31,7 +32,7 @@ from sync.spec import TableSpec
 
 MAGIC: Final = b"HWSHARD\x00"
 FORMAT: Final = 1
-_FIELDS: Final = struct.Struct("<8sIQ")
+_FIELDS: Final = struct.Struct("<8sIIQ")
 _CHECKSUM_BYTES: Final = 16
 HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
 
@@ -56,10 +57,8 @@ def encode_buffers(state: ShardState) -> list[Buffer]:
         for name, column in columns.items()
     }
     payload: list[Buffer] = [_tensor_header(tensors, json.dumps(_plain(state), separators=(",", ":")))]
-    payload += [
-        memoryview(np.ascontiguousarray(column)).cast("B") for column in tensors.values() if column.size
-    ]
-    fields = _FIELDS.pack(MAGIC, FORMAT, sum(len(part) for part in payload))
+    payload += [np.ascontiguousarray(column).data.cast("B") for column in tensors.values() if column.size]
+    fields = _FIELDS.pack(MAGIC, FORMAT, 0, sum(len(part) for part in payload))
     return [fields, _checksum([fields, *payload]), *payload]
 
 
@@ -84,7 +83,7 @@ def decode(data: Buffer) -> ShardState:
 def _open_envelope(data: memoryview) -> memoryview:
     if len(data) < HEADER_BYTES:
         raise SnapshotDamaged(f"truncated: {len(data)} bytes are fewer than the header's {HEADER_BYTES}")
-    magic, version, length = _FIELDS.unpack_from(data)
+    magic, version, _, length = _FIELDS.unpack_from(data)
     if magic != MAGIC:
         raise SnapshotDamaged(f"not a snapshot of a shard: it begins with {magic.hex()}, not {MAGIC.hex()}")
     if version != FORMAT:

@@ -239,7 +239,7 @@ def _sum_repeated(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:
     if distinct == len(keys):
         return keys, gradients
     unique = np.empty(distinct, np.uint64)
-    sums = np.zeros((distinct, gradients.shape[1]), np.float32)
+    sums = np.empty((distinct, gradients.shape[1]), np.float32)
     sum_groups(keys, gradients, groups, unique, sums)
     return unique, sums
 
