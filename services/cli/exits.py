@@ -22,6 +22,7 @@ class Exit(IntEnum):
     NOT_PROCESSED = 11
     DECLINED = 12
     CHECK_FAILED = 13
+    ADDRESS_IN_USE = 14
     INTERRUPTED = 130
 
 
@@ -46,5 +47,7 @@ HELP: dict[Exit, str] = {
     "and how far behind it is.",
     Exit.DECLINED: "You answered no. Nothing was changed; --yes answers in advance.",
     Exit.CHECK_FAILED: "A check failed; the line that says FAIL names it.",
+    Exit.ADDRESS_IN_USE: "Another program listens at that address. Stop it, or choose another with "
+    "--set api.listen=HOST:PORT (port 0 lets the system choose).",
     Exit.INTERRUPTED: "Interrupted by Ctrl-C.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Final
 
@@ -41,6 +42,8 @@ def code_of(error: BaseException) -> Exit | None:
         return error.code
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return Exit.ADDRESS_IN_USE
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__)
     return next((_CODES[name] for name in names if name in _CODES), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -54,6 +54,18 @@ def warn(text: str) -> None:
     from rich.text import Text
 
     Console(stderr=True, soft_wrap=True).print(Text(text, style="bold red"))
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[str], None]]:
+    """A line on standard error that changes while something is waited for; nothing if it is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as line:
+        yield line.update
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def up(
 def _foreground(options: Options, settings: Settings, timeout_s: float) -> None:
     import threading
 
-    from services.cli.output import note
+    from services.cli.output import note, waiting
     from services.processes import configure_logging, stop_on_signals
     from services.supervisor.up import supervised
 
@@ -55,11 +55,16 @@ def _foreground(options: Options, settings: Settings, timeout_s: float) -> None:
     stop = threading.Event()
     with stop_on_signals(stop), supervised(settings) as supervisor:
         note(f"starting {len(supervisor.children())} processes; data in {settings.data.dir.absolute()}")
-        supervisor.wait_ready(timeout_s, stop)
+        with waiting() as show:
+            supervisor.wait_ready(timeout_s, stop, lambda children: show(_in_short(children)))
         if not stop.is_set():
             _show_up(options, settings, supervisor.children())
         stop.wait()
         note("stopping: the API first, the parameter servers last")
+
+
+def _in_short(children: Sequence[ChildState]) -> str:
+    return ", ".join(f"{child.name} {child.state}" for child in children)
 
 
 def _detached(options: Options, settings: Settings, timeout_s: float) -> None:

@@ -134,6 +134,11 @@ class RunFolder:
     def write_state(self, state: SupervisorState) -> None:
         self._write("state.json", msgspec.json.encode(state), 0o644)
 
+    def forget_announced(self) -> None:
+        """Drop the notes of processes that were killed before; what runs announces itself anew."""
+        for file in self.path.glob("*.pid"):
+            file.unlink(missing_ok=True)
+
     def write_settings(self, text: str) -> None:
         """Keep the children's settings. They may hold secrets, so nobody else may read them."""
         self._write(self.settings_file.name, text.encode(), 0o600)

@@ -29,6 +29,8 @@ from services.supervisor.restarts import RestartPolicy
 _STEP_S: Final = 0.05
 _PROBE_S: Final = 0.25
 _ORPHANS_S: Final = 15.0
+# With the delays between restarts this many take about ten seconds: what is wrong does not mend itself.
+_HOPELESS_RESTARTS: Final = 5
 
 log = logging.getLogger(__name__)
 
@@ -108,19 +110,23 @@ class Supervisor:
         stop: threading.Event | None = None,
         progress: Callable[[tuple[ChildState, ...]], None] = lambda _children: None,
     ) -> None:
-        """Wait until every process is ready, or ``stop`` is set. Raises NotReady."""
+        """Wait until every process is ready, or ``stop`` is set.
+
+        Raises NotReady after ``timeout_s``, or as soon as one keeps ending before it is ready.
+        """
         deadline = self._monotonic() + timeout_s
         while not (stop and stop.is_set()):
             children = self.children()
             progress(children)
             if all(child.state == "ready" for child in children):
                 return
-            if self._monotonic() >= deadline:
-                raise NotReady(self._explain(children, timeout_s))
+            hopeless = any(c.state != "ready" and c.restarts >= _HOPELESS_RESTARTS for c in children)
+            if hopeless or self._monotonic() >= deadline:
+                raise NotReady(self._explain(children))
             time.sleep(_STEP_S)
 
-    def _explain(self, children: Iterable[ChildState], timeout_s: float) -> str:
-        lines = [f"not ready within {timeout_s:g} s:"]
+    def _explain(self, children: Iterable[ChildState]) -> str:
+        lines = ["these are not ready:"]
         for child in children:
             if child.state != "ready":
                 path = self.folder.log_file(child.name)

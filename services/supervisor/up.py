@@ -26,6 +26,7 @@ def supervised(settings: Settings) -> Iterator[Supervisor]:
     resolved = settings.model_copy(update={"data": settings.data.model_copy(update={"dir": data_dir})})
     folder = RunFolder(data_dir)
     with folder.locked(), closing(open_coordination(resolved)) as coordination:
+        folder.forget_announced()
         folder.write_settings(to_toml(resolved))
         specs = plan(resolved, folder.settings_file)
         with Supervisor(specs, folder, MembershipProbe(coordination)) as supervisor:

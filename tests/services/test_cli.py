@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -156,7 +157,9 @@ class TestShape:
         assert code_of(DatasetDamaged("x")) is Exit.DATA_UNAVAILABLE
         assert code_of(LogUnavailable("x")) is Exit.BACKEND_UNAVAILABLE
         assert code_of(KeyboardInterrupt()) is Exit.INTERRUPTED
+        assert code_of(OSError(errno.EADDRINUSE, "in use")) is Exit.ADDRESS_IN_USE
         assert code_of(ZeroDivisionError()) is None
+        assert code_of(OSError(errno.ENOSPC, "full")) is None
 
     def test_named_exceptions_exist(self) -> None:
         """The table of failures names classes by text; a renamed class must not fall out of it unseen."""

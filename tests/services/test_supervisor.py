@@ -118,6 +118,15 @@ def test_not_ready_shows_the_end_of_the_log(folder: RunFolder, tmp_path: Path) -
             running.wait_ready(0.1)
 
 
+def test_what_keeps_ending_is_given_up_before_the_time_is_over(folder: RunFolder, tmp_path: Path) -> None:
+    policy = RestartPolicy(base_s=0.01)
+    with Supervisor([spec(tmp_path, "bad-0", 0, "fail")], folder, dict, policy=policy) as running:
+        started = time.monotonic()
+        with pytest.raises(NotReady, match="out of luck"):
+            running.wait_ready(60.0)
+        assert time.monotonic() - started < 30.0
+
+
 def test_an_entry_of_a_former_run_is_not_taken_for_ready(folder: RunFolder, tmp_path: Path) -> None:
     stale = {"slow-0": Presence(1, "127.0.0.1:1", True)}
     with (
