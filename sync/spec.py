@@ -149,13 +149,13 @@ class TableSpec:
             "name": self.name,
             "dim": self.dim,
             "seed": self.initialiser.seed,
-            "segments": [[s.first_key, s.scale, s.constant] for s in self.initialiser.segments],
+            "segments": [[s.first_key, float(s.scale), float(s.constant)] for s in self.initialiser.segments],
             "optimiser": self.optimiser.kind,
-            "rate": self.optimiser.rate,
-            "epsilon": self.optimiser.epsilon,
+            "rate": float(self.optimiser.rate),
+            "epsilon": float(self.optimiser.epsilon),
             "placement": self.placement,
             "rows": self.rows,
-            "max_norm": self.max_norm,
+            "max_norm": float(self.max_norm),
         }
 
     @staticmethod
