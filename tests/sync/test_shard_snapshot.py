@@ -30,7 +30,7 @@ SPECS = (
 
 def filled(rows: int = 5) -> Shard:
     shard = Shard(3, SPECS, 7, HybridClock(lambda: 123), model="main", fingerprint="ab12")
-    keys = np.arange(rows, dtype=np.uint64) * np.uint64(2**61)
+    keys = np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for offset in range(2):
         mark = Watermark("events", 1, offset, 5)
         parts = (
