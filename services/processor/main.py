@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Final
 
 from featurestore import counters
 from featurestore.encoder import Encoder
@@ -17,7 +17,7 @@ from services.coordination.membership import Registration
 from services.messagelog.contract import LogError, MessageLog
 from services.modelling import open_schema
 from services.processor.metrics import ProcessorMetrics
-from services.processor.processor import Plan, Processor
+from services.processor.processor import Archive, Plan, Processor
 from services.processor.records import Rules
 from services.processor.sampling import Recipe
 from services.processor.transform import Context, Labels
@@ -25,6 +25,9 @@ from services.processor.users import Bounds
 from services.settings.model import Settings
 from services.topics import EVENTS, PROCESSOR_GROUP
 from services.workers import close_all, keep_trying, registered
+
+if TYPE_CHECKING:
+    from services.processor.keeping import Keeper
 
 SERVICE: Final = "processor"
 POLL_S: Final = 0.1
@@ -44,7 +47,8 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         plan = make_plan(settings, schema, events.incarnation(EVENTS))
 
         def serve(progressed: Callable[[], None]) -> None:
-            _serve(events, store, plan, metrics, registration, stop, progressed)
+            with _keeper(settings, name, events, store, plan) as archive:
+                _serve(events, store, plan, metrics, archive, registration, stop, progressed)
 
         def failed(error: Exception) -> None:
             metrics.failures.labels(type(error).__name__).inc()
@@ -70,11 +74,29 @@ def make_plan(settings: Settings, schema: Schema, incarnation: str) -> Plan:
     )
 
 
+@contextmanager
+def _keeper(
+    settings: Settings, name: str, events: MessageLog, store: OnlineStore, plan: Plan
+) -> Iterator[Keeper | None]:
+    """The offline log, if the settings want one; what it buffers is written at a clean end."""
+    if not settings.features.offline:
+        yield None
+        return
+    from services.processor.keeping import Keeper  # loads pyarrow
+
+    folder = settings.data.dir / "offline" / "events"
+    context = plan.context
+    keeper = Keeper(folder, name, events, store, context.recipe.log, context.labels)
+    yield keeper
+    keeper.close()
+
+
 def _serve(
     events: MessageLog,
     store: OnlineStore,
     plan: Plan,
     metrics: ProcessorMetrics,
+    archive: Archive | None,
     registration: Registration,
     stop: threading.Event,
     progressed: Callable[[], None],
@@ -82,7 +104,7 @@ def _serve(
     """Work until told to stop; any error ends it, and what was not committed is read again."""
     member = registration.member.name
     with closing(events.consumer(PROCESSOR_GROUP, [EVENTS], member=member)) as consumer:
-        processor = Processor(consumer, store, plan, metrics, keep=lambda fresh: None)
+        processor = Processor(consumer, store, plan, metrics, archive)
         registration.update(ready=True)
         while not stop.is_set() and not registration.replaced.is_set():
             if processor.step(POLL_S):

@@ -14,9 +14,9 @@ than ``OWNERSHIP_S`` to get to step 2 is dropped before it: the store has no fen
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from featurestore.online import Cell, Claim, EntityKey, OnlineStore
 from models.negatives import NegativeSampler
@@ -55,6 +55,20 @@ class Plan:
     dedupe_window_s: float
 
 
+class Archive(Protocol):
+    """Where clean events are kept for long (``keeping.Keeper``)."""
+
+    def take_over(self, partitions: Iterable[int]) -> None: ...
+
+    def drop(self, partitions: Iterable[int]) -> None: ...
+
+    def keep(self, events: Sequence[Incoming], ends: Mapping[int, int]) -> None: ...
+
+    def work(self, clean: Callable[[Sequence[Record]], list[Incoming]]) -> None:
+        """Do a bounded piece of whatever is due."""
+        ...
+
+
 class Processor:
     """Consumes the events log. One thread. After any error a new one has to be made, with a new consumer:
     what it holds in memory may be ahead of the store."""
@@ -65,13 +79,12 @@ class Processor:
         store: OnlineStore,
         plan: Plan,
         metrics: ProcessorMetrics,
-        keep: Callable[[Sequence[Incoming]], None],
+        archive: Archive | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``keep`` is given the clean events of each batch after its commit (the offline log). Loads all
-        items; raises StoreUnavailable."""
+        """Loads all items; raises StoreUnavailable. ``archive`` is given the clean events after each commit."""
         self._consumer, self._store, self._plan, self._metrics = consumer, store, plan, metrics
-        self._keep, self._monotonic = keep, monotonic
+        self._archive, self._monotonic = archive, monotonic
         self._catalogue = Catalogue(plan.context.recipe.encoder)
         self._samplers: dict[int, NegativeSampler] = {}
         self._saved_s = self._refreshed_s = monotonic()
@@ -95,6 +108,8 @@ class Processor:
             self._metrics.batch_seconds.observe(done_s - polled_s)
             oldest_ms = min(record.accepted_at_ms for record in records)
             self._metrics.age_seconds.set((now_ms() - oldest_ms) / 1_000)
+        if self._archive is not None:
+            self._archive.work(self._clean)
         if self._monotonic() - self._refreshed_s >= self._refresh_pause_s:
             self._refresh()
         self._metrics.items.set(len(self._catalogue))
@@ -120,7 +135,12 @@ class Processor:
         offsets = {TopicPartition(EVENTS, end.partition): end.offset + 1 for end in ends}
         self._consumer.transact(offsets, [*_sample_messages(outcome), *_rejected_messages(rejected)])
         self._count(records, usable, fresh, rejected, outcome)
-        self._keep(fresh)
+        if self._archive is not None:
+            self._archive.keep(fresh, {end.partition: end.offset + 1 for end in ends})
+
+    def _clean(self, records: Sequence[Record]) -> list[Incoming]:
+        """Usable events of records of the past; the claims on their ids are still theirs."""
+        return self._claim(sort_records(records, self._plan.rules)[0])
 
     def _claim(self, events: list[Incoming]) -> list[Incoming]:
         """The events that are not repeats of one within the window, by its event_id."""
@@ -161,6 +181,9 @@ class Processor:
         owned = {tp.partition for tp in self._consumer.assignment()}
         if owned == self._samplers.keys():
             return
+        if self._archive is not None:
+            self._archive.drop(self._samplers.keys() - owned)
+            self._archive.take_over(owned - self._samplers.keys())
         new = sorted(owned - self._samplers.keys())
         rows = self._store.read([self._sampler_key(partition) for partition in new]) if new else []
         restored = {}
