@@ -200,6 +200,11 @@ class TestConfig:
         assert ran.code == Exit.SETTINGS
         assert "config new-key" in ran.err
 
+    def test_servers_on_one_machine_cannot_share_a_port(self, headwater: Command, tmp_path: Path) -> None:
+        ran = headwater("up", "--set", "parameters.servers=2", "--set", "parameters.listen=127.0.0.1:7400")
+        assert (ran.code, "parameters.listen=127.0.0.1:0" in ran.err) == (Exit.SETTINGS, True)
+        assert not (tmp_path / ".headwater").exists()
+
     def test_new_key(self, headwater: Command) -> None:
         made = headwater("config", "new-key", "admin", "--format", "json").json
         assert made["hashed"] == f"admin:{hash_key(made['key'])}"

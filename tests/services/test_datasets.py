@@ -7,9 +7,11 @@ import io
 import itertools
 import json
 import os
+import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
@@ -231,6 +233,55 @@ class TestObtaining:
     def test_user_cache_follows_xdg(self) -> None:
         assert user_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/headwater")
         assert user_cache({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "headwater"
+
+
+class _Files(BaseHTTPRequestHandler):
+    """Serves what the test put into ``body``; 404 where that is empty."""
+
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.body else 404)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests need no access log."""
+
+
+class TestFetching:
+    @pytest.fixture
+    def url(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        with ThreadingHTTPServer(("127.0.0.1", 0), _Files) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            monkeypatch.setattr(
+                download, "GROUPLENS_URL", f"http://127.0.0.1:{server.server_address[1]}/x.zip"
+            )
+            yield download.GROUPLENS_URL
+            server.shutdown()
+            thread.join()
+
+    def test_a_whole_file_or_nothing(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_Files, "body", b"x" * 100_000)
+        assert download.fetch_grouplens() == b"x" * 100_000
+        monkeypatch.setattr(download, "_MAX_BYTES", 1_000)
+        with pytest.raises(DatasetUnavailable, match="more than 1000 bytes"):
+            download.fetch_grouplens()
+
+    def test_refusals_are_reasons(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(DatasetUnavailable, match="404"):
+            download.fetch_grouplens()
+        monkeypatch.setattr(download, "GROUPLENS_URL", "http://127.0.0.1:1/x.zip")
+        with pytest.raises(DatasetUnavailable, match="refused"):
+            download.fetch_grouplens()
+
+    def test_pip_that_finds_nothing_is_a_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", "")
+        with pytest.raises(DatasetUnavailable, match=r"pip did not get recbole==1\.2\.1: ERROR"):
+            download.fetch_wheel()
 
 
 class TestGenerated:
