@@ -161,8 +161,11 @@ class MessageLog(Protocol):
     def producer(self) -> Producer: ...
 
     def consumer(self, group: str, names: Sequence[str], *, member: str) -> Consumer:
-        """Join ``group`` to read the topics ``names``. ``member`` is stable over restarts of one instance (``processor-0``); a restarted
-        member takes over from its dead former self without waiting longer than the session time-out."""
+        """Join ``group`` to read the topics ``names``.
+
+        ``member`` is stable over restarts of one instance (``processor-0``); a restarted member takes over from
+        its dead former self without waiting longer than the session time-out.
+        """
         ...
 
     def read(self, partition: TopicPartition, offset: int, max_records: int) -> list[Record]:
