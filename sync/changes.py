@@ -21,6 +21,7 @@ Sequences = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
 BEGINNING: Final = 0
+_BINS: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,25 @@ def _collect(
     return found
 
 
+@kernel(i64(i64, i64, i64, inp(i64)))
+def _bound(after: int, newest: int, limit: int, changed_at: Sequences) -> int:
+    """A number up to which at least ``limit`` rows (or all) changed after ``after``, and not many more:
+    found by a histogram, so that a reader far behind does not sort the whole table for every page."""
+    shift = 0
+    while (newest - after) >> shift >= _BINS:
+        shift += 1
+    counts = np.zeros(_BINS, np.int64)
+    for i in range(changed_at.shape[0]):
+        if changed_at[i] > after:
+            counts[(changed_at[i] - after - 1) >> shift] += 1
+    total = 0
+    for i in range(_BINS):
+        total += counts[i]
+        if total >= limit:
+            return after + ((i + 1) << shift)
+    return newest
+
+
 class ChangeRing:
     """The newest changes of one table."""
 
@@ -134,10 +154,9 @@ class ChangeRing:
 
 def scan(sequence: int, limit: int, changed_at: Sequences) -> tuple[Sequences, Slots]:
     """What ``ChangeRing.after`` returns, by looking at every row."""
-    slots = np.flatnonzero(changed_at > sequence)
-    sequences = changed_at[slots]
-    if len(slots) > limit:
-        oldest = np.argpartition(sequences, limit - 1)[:limit]
-        slots, sequences = slots[oldest], sequences[oldest]
-    order = np.argsort(sequences)
-    return sequences[order], slots[order].astype(np.int32)
+    newest = int(changed_at.max(initial=BEGINNING))
+    bound = _bound(sequence, newest, limit, changed_at) if newest > sequence else sequence
+    slots = np.flatnonzero((changed_at > sequence) & (changed_at <= bound))
+    order = np.argsort(changed_at[slots])[:limit]
+    slots = slots[order]
+    return changed_at[slots], slots.astype(np.int32)

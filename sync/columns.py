@@ -1,8 +1,9 @@
 """Columns that grow together in place.
 
-Growth is amortised: a quarter more rows each time. ``ndarray.resize`` reallocates, which the C library does
-for large arrays by moving pages rather than bytes (mremap), so that growing needs neither a second copy nor
-a pause in proportion to the table. It is why no view of a column may outlive the call that took it.
+Growth is amortised but in small steps, a sixteenth at a time for large tables, so that no push waits long.
+``ndarray.resize`` reallocates, which the C library does for large arrays by moving pages rather than bytes
+(mremap): growing needs neither a second copy nor a pause in proportion to the table. It is why no view of a
+column may outlive the next push.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sync.errors import TableFull
 MAX_ROWS: Final = 2**31 - 1
 """Slots are int32."""
 _FIRST_ROWS: Final = 256
+_STEP_ROWS: Final = 16_384
 
 
 class Columns:
@@ -49,7 +51,8 @@ class Columns:
             return
         if rows > self.max_rows:
             raise TableFull(f"{rows} rows are needed, {self.max_rows} are allowed")
-        capacity = min(max(rows, self.capacity + self.capacity // 4, _FIRST_ROWS), self.max_rows)
+        step = max(self.capacity // 16, min(self.capacity, _STEP_ROWS), _FIRST_ROWS)
+        capacity = min(max(rows, self.capacity + step), self.max_rows)
         # Views never leave this package's calls, so the reference check has nothing to protect.
         self.keys.resize(capacity, refcheck=False)
         self.values.resize((capacity, self.values.shape[1]), refcheck=False)

@@ -77,7 +77,8 @@ def group(keys: Keys, groups: Slots) -> int:
 @kernel(void(inp(u64), inp(f32, 2), inp(i32), out(u64), out(f32, 2)))
 def sum_groups(keys: Keys, gradients: Rows, groups: Slots, unique: Keys, sums: Rows) -> None:
     """Sum the gradients of each group, in order of occurrence, into ``sums`` [U, d]; ``unique`` [U] gets its
-    key. The first is copied, so that a gradient of -0.0 is the same whether or not other keys are repeated."""
+    key. The first is copied, so that a gradient of -0.0 is the same whether or not other keys are
+    repeated."""
     seen = 0
     for i in range(keys.shape[0]):
         at = groups[i]

@@ -274,8 +274,12 @@ class Shard:
             self._dense[name] = self._live(name, generation + 1)
             self._dense_sequence[name] = self._sequence
 
-    def state(self) -> ShardState:
-        """A copy of everything that a snapshot holds, consistent and independent of later writes."""
+    def state(self, *, copy: bool = True) -> ShardState:
+        """Everything that a snapshot holds, consistent, and independent of later writes.
+
+        Without ``copy`` the columns are views, which saves the memory of a second copy; they must be
+        written out before the next push, which may free what they point to.
+        """
         return ShardState(
             model=self.model,
             shard_id=self.shard_id,
@@ -285,7 +289,7 @@ class Shard:
             knowledge=dict(self.knowledge),
             pushes=self.pushes.progress(),
             generations={name: dense.generation for name, dense in self._dense.items()},
-            columns={name: table.export() for name, table in self._tables.items()},
+            columns={name: table.export(copy=copy) for name, table in self._tables.items()},
         )
 
     def _single(self, table: str) -> TableSpec:

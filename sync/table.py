@@ -8,6 +8,7 @@ prepare all parts of a push before it applies the first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from sync.spec import TableSpec
 Keys = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
+
+STORED: Final = ("keys", "values", "state", "version_time", "version_writer", "touched_s")
+"""The columns that a snapshot holds."""
 
 
 @kernel(void(inp(f32, 2), inp(i32), out(f32, 2)))
@@ -196,17 +200,12 @@ class Table:
         writer[known] = self._columns.version_writer[slots[known]]
         return time, writer
 
-    def export(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Copies of all stored columns, by name, for a snapshot; slots keep their order."""
-        rows, columns = self._index.slots, self._columns
-        return {
-            "keys": columns.keys[:rows].copy(),
-            "values": columns.values[:rows].copy(),
-            "state": columns.state[:rows].copy(),
-            "version_time": columns.version_time[:rows].copy(),
-            "version_writer": columns.version_writer[:rows].copy(),
-            "touched_s": columns.touched_s[:rows].copy(),
-        }
+    def export(self, *, copy: bool = True) -> dict[str, npt.NDArray[np.generic]]:
+        """All stored columns, by name, for a snapshot; slots keep their order. Without ``copy``, views that
+        the next push invalidates."""
+        rows = self._index.slots
+        stored = {name: getattr(self._columns, name)[:rows] for name in STORED}
+        return {name: column.copy() for name, column in stored.items()} if copy else stored
 
     def load(self, stored: dict[str, npt.NDArray[np.generic]], sequence: int) -> int:
         """Fill an empty table from ``export``'s columns. Every row counts as changed, with the numbers after
@@ -214,8 +213,8 @@ class Table:
         count = len(stored["keys"])
         columns = self._columns
         columns.reserve(count)
-        for name, column in stored.items():
-            getattr(columns, name)[:count] = column
+        for name in STORED:
+            getattr(columns, name)[:count] = stored[name]
         columns.changed_at[:count] = np.arange(sequence + 1, sequence + count + 1)
         slots = self._index.insert(columns.keys[:count].copy())
         if len(self._index) != count or not np.array_equal(slots, np.arange(count)):

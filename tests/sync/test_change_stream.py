@@ -160,3 +160,24 @@ def test_a_ring_that_starts_late_leaves_what_came_before_to_the_scan() -> None:
         assert ring.after(after, 9, changed_at)[1].tolist() == expected
         assert scan(after, 9, changed_at)[1].tolist() == expected
     assert scan(0, 1, changed_at)[0].tolist() == [1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 2**32), st.integers(0, 300), st.integers(1, 40), st.integers(0, 2_000_000), st.booleans()
+)
+def test_a_scan_gives_the_oldest_changes_whatever_their_spread(
+    seed: int, rows: int, limit: int, after: int, crowded: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = rng.choice(2_000_000, rows, replace=False) + 1
+    changed_at = (
+        np.where(rng.random(rows) < 0.9, numbers // 1_000 + 1_999_000, numbers) if crowded else numbers
+    )
+    changed_at = np.where(rng.random(rows) < 0.1, 0, changed_at).astype(np.int64)
+    expected = sorted((number, slot) for slot, number in enumerate(changed_at.tolist()) if number > after)[
+        :limit
+    ]
+    sequences, slots = scan(after, limit, changed_at)
+    assert sequences.tolist() == [number for number, _ in expected]
+    assert [changed_at[slot] for slot in slots] == sequences.tolist()

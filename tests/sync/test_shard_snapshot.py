@@ -93,6 +93,15 @@ def test_buffers_are_the_same_bytes_without_copying_rows_again() -> None:
     )
 
 
+def test_a_state_of_views_is_the_same_bytes() -> None:
+    shard = filled()
+    state = shard.state(copy=False)
+    assert np.shares_memory(
+        state.columns["rowwise"]["values"], shard.state(copy=False).columns["rowwise"]["values"]
+    )
+    assert encode(state) == WHOLE
+
+
 def test_a_state_does_not_change_with_the_shard() -> None:
     shard = filled()
     state = shard.state()
