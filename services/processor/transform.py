@@ -237,9 +237,9 @@ class _Batch:
             # The counters keep their own account of what was counted, apart from the user's.
             self._likes.setdefault(incoming.partition, Likes()).add(item_id, incoming.time_ms, offset)
         if user.advance(offset, incoming.accepted_at_ms, incoming.time_ms, event.event_id):
-            user.see(self._catalogue.key_of(item_id))
+            user.see(self._catalogue.key_of(item_id), incoming.time_ms)
             if liked:
-                user.like(item_id, offset)
+                user.like(item_id, offset, incoming.time_ms)
 
     def _passed_over(self, user: User, recommendation_id: str, taken: str) -> Iterable[str]:
         for item_id in user.shown(recommendation_id):

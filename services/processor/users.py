@@ -114,6 +114,8 @@ class User:
         likes = cells[LIKES].value if LIKES in cells else None
         self._likes = likes if isinstance(likes, int) else 0
         self._liked = False
+        self._liked_ms = cells[RECENT].event_time_ms if RECENT in cells else 0
+        self._seen_ms = cells[SEEN].event_time_ms if SEEN in cells else 0
         self._newest_ms = cells[STATE].event_time_ms if STATE in cells else 0
         self._seen = seen_keys(cells)
         self._seen_new: list[int] = []
@@ -141,8 +143,9 @@ class User:
         earlier = [n for n, liked_at in enumerate(self._liked_at) if liked_at < offset]
         return [self._recent[n] for n in earlier], max(self._likes - len(self._liked_at) + len(earlier), 0)
 
-    def like(self, item_id: str, offset: int) -> None:
+    def like(self, item_id: str, offset: int, time_ms: int) -> None:
         """The user liked an item: it becomes the newest recent one."""
+        self._liked_ms = max(self._liked_ms, time_ms)
         if item_id in self._recent:
             at = self._recent.index(item_id)
             del self._recent[at], self._liked_at[at]
@@ -153,10 +156,11 @@ class User:
         self._likes += 1
         self._liked = True
 
-    def see(self, key: int) -> None:
+    def see(self, key: int, time_ms: int) -> None:
         """The user did something with the item of that key."""
-        if key not in self._seen_new and not (self._seen == key).any():
+        if not self.has_seen(key):
             self._seen_new.append(key)
+            self._seen_ms = max(self._seen_ms, time_ms)
 
     def show(self, recommendation_id: str, item_ids: Iterable[str]) -> None:
         """A list was shown to the user."""
@@ -185,13 +189,13 @@ class User:
         self.cells, self._set = {}, {}
         self._recent, self._liked_at, self._likes, self._liked = [], [], 0, False
         self._seen, self._seen_new, self._impressions = np.zeros(0, np.uint64), [], []
-        self._accepted_at_ms, self._event_id, self._newest_ms = 0, None, 0
+        self._accepted_at_ms, self._event_id = 0, None
+        self._newest_ms = self._liked_ms = self._seen_ms = 0
 
     def writes(self) -> dict[str, Cell]:
         """The cells to write after the batch; {} if nothing changed."""
         if not self._changed:
             return {}
-        time_ms = self._newest_ms
         state = UserState(
             _FORMAT,
             self._log,
@@ -202,13 +206,13 @@ class User:
             tuple(self._liked_at),
             tuple(self._impressions),
         )
-        cells = {**self._set, STATE: Cell(encode_state(state), time_ms)}
+        cells = {**self._set, STATE: Cell(encode_state(state), self._newest_ms)}
         if self._liked:
-            cells[RECENT] = Cell(self._recent, time_ms)
-            cells[LIKES] = Cell(self._likes, time_ms)
+            cells[RECENT] = Cell(self._recent, self._liked_ms)
+            cells[LIKES] = Cell(self._likes, self._liked_ms)
         if self._seen_new:
             keys = np.concatenate([self._seen, np.array(self._seen_new, np.uint64)])[
                 -self._bounds.seen_items :
             ]
-            cells[SEEN] = Cell(keys.astype("<u8", copy=False).tobytes(), time_ms)
+            cells[SEEN] = Cell(keys.astype("<u8", copy=False).tobytes(), self._seen_ms)
         return cells
