@@ -256,7 +256,8 @@ class Shard:
 
         The clock passes every version restored, all rows count as changed, and each single table with rows is
         published under the generation after the snapshot's: nobody sees one number for two sets of values.
-        Raises BadSpec where the tables differ, BadShape where a key occurs twice.
+        Raises BadSpec, having changed nothing, where this is no new start or the tables differ; SnapshotDamaged
+        where a key occurs twice, and then this shard is to be thrown away.
         """
         if self.pushes or self._sequence != BEGINNING or self.writer in state.knowledge:
             raise BadSpec(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sync.changes import ChangeRing, Sequences, mark_changed
 from sync.columns import MAX_ROWS, Columns
-from sync.errors import BadShape
+from sync.errors import BadShape, SnapshotDamaged
 from sync.index import KeyIndex
 from sync.initial import InitialValues
 from sync.kernel import f32, i32, inp, kernel, out, void
@@ -209,7 +209,7 @@ class Table:
 
     def load(self, stored: dict[str, npt.NDArray[np.generic]], sequence: int) -> int:
         """Fill an empty table from ``export``'s columns. Every row counts as changed, with the numbers after
-        ``sequence``; returns the last. Raises BadShape where a key occurs twice."""
+        ``sequence``; returns the last. Raises SnapshotDamaged where a key occurs twice."""
         count = len(stored["keys"])
         columns = self._columns
         columns.reserve(count)
@@ -218,7 +218,7 @@ class Table:
         columns.changed_at[:count] = np.arange(sequence + 1, sequence + count + 1)
         slots = self._index.insert(columns.keys[:count].copy())
         if len(self._index) != count or not np.array_equal(slots, np.arange(count)):
-            raise BadShape(f"table {self.spec.name}: a key occurs more than once")
+            raise SnapshotDamaged(f"table {self.spec.name}: a key occurs more than once")
         self._ring = ChangeRing(len(self._ring.ring_slots), sequence + count)
         return sequence + count
 

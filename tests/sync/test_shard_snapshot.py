@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from sync.clock import HybridClock
-from sync.errors import BadShape, SnapshotDamaged
+from sync.errors import SnapshotDamaged
 from sync.pushes import Push, Source, Watermark
 from sync.shard import Shard
 from sync.snapshot import HEADER_BYTES, decode, encode, encode_buffers
@@ -164,5 +164,5 @@ def test_a_key_that_occurs_twice_is_refused() -> None:
     columns = dict(state.columns["rowwise"])
     columns["keys"] = np.zeros(5, np.uint64)
     shard = Shard(3, SPECS, 8, HybridClock(lambda: 0))
-    with pytest.raises(BadShape, match="more than once"):
+    with pytest.raises(SnapshotDamaged, match="more than once"):
         shard.restore(replace(state, columns={**state.columns, "rowwise": columns}))
