@@ -1,23 +1,51 @@
-"""Clients of the parameter servers: a blocking one for trainers and tools, an asyncio one for the API."""
+"""The blocking client of the parameter servers, for trainers and tools. ``aio.py`` has its asyncio twin."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from models.samples import Watermark
-from services.coordination.contract import Coordination
+from services.coordination.contract import Coordination, CoordinationError
+from services.parameter_server import operations
+from services.parameter_server.aio import AsyncParameterClient
+from services.parameter_server.declarations import Declaration, settle_declaration
+from services.parameter_server.directory import Directory, MapMissing, same_process
+from services.parameter_server.operations import Operation
+from services.parameter_server.retries import LOOK_S, RESEND_S, Replan, judge, pause_s
+from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     Applied,
     DenseSnapshot,
     Keys,
+    ParametersUnavailable,
     Pulled,
     PushReply,
     Rows,
     ServerDescription,
-    ShardChanges,
 )
+from services.rpc.calls import Outgoing
+from services.rpc.client import RpcClient
+from services.rpc.codec import Reply
+from services.rpc.errors import QueueFull
 from sync.pushes import Source
 from sync.spec import TableSpec
+
+__all__ = ["AsyncParameterClient", "ParameterClient"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """What a client needs of the world beside its peers."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    random: Callable[[], float] = random.random
 
 
 class ParameterClient:
@@ -26,16 +54,30 @@ class ParameterClient:
     Every call retries until ``deadline_s`` and then raises ParametersUnavailable naming the servers.
     """
 
-    def __init__(self, coordination: Coordination, *, deadline_s: float = 5.0) -> None: ...
+    def __init__(
+        self,
+        coordination: Coordination,
+        *,
+        deadline_s: float = 5.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._directory = Directory(coordination)
+        self._deadline_s = deadline_s
+        self._time = _Time(monotonic, sleep, jitter)
+        self._rpc = RpcClient(monotonic=monotonic)
 
     def declare(self, model: str, specs: Sequence[TableSpec], fingerprint: str) -> None:
         """Make ``model`` known to all servers. Idempotent; other tables or another schema fingerprint than
         the first time raise ModelMismatch naming both."""
-        ...
+        declaration = Declaration(model, fingerprint, tuple(specs))
+        settle_declaration(self._directory.coordination, declaration)
+        self._run("declare", lambda: operations.declare(self._directory.servers(), declaration))
 
     def pull(self, model: str, keys: Mapping[str, Keys]) -> Pulled:
         """The rows of ``keys [N]`` per table."""
-        ...
+        return self._routed("pull", model, lambda route: operations.pull(route, keys))
 
     def push(
         self,
@@ -56,57 +98,130 @@ class ParameterClient:
         ``watermark`` is the events position that the gradients include. With ``incarnations`` (as replies
         gave them) a restarted server does nothing and the call raises IncarnationChanged.
         """
-        ...
+        gradients = operations.Gradients(
+            source, offset, predecessors, accepted_at_ms, watermark, parts, incarnations
+        )
+        return self._routed("push", model, lambda route: operations.push(route, gradients))
 
     def applied(self, model: str, source: Source) -> dict[int, Applied]:
         """How far each shard has applied ``source``. A restarted server may have gone back: a trainer asks
         also when idle, and rewinds to the least ``applied`` + 1."""
-        ...
+        return self._routed("applied", model, lambda route: operations.applied(route, source))
 
     def dense(self, model: str, published: bool = True, table: str = "dense") -> DenseSnapshot:
         """The dense weights: the newest published generation, or the live values."""
-        ...
+        return self._routed("dense", model, lambda route: operations.dense(route, table, published))
 
     def publish(self, model: str, table: str = "dense") -> int:
         """Publish the live dense weights as a new generation now, and return its number."""
-        ...
+        return self._routed("publish", model, lambda route: operations.publish(route, table))
 
-    def describe(self) -> list[ServerDescription]: ...
+    def describe(self) -> list[ServerDescription]:
+        """What every server says of itself, by name."""
+        return self._run(
+            "describe", lambda: operations.describe(self._directory.servers(), self._directory.address)
+        )
 
-    def checkpoint(self) -> None:
+    def metrics(self) -> dict[str, str]:
+        """The metrics of every server, by name, in Prometheus' text form."""
+        return self._run("metrics", lambda: operations.metrics(self._directory.servers()))
+
+    def checkpoint(self, deadline_s: float = 60.0) -> None:
         """Return once everything applied so far is in a durable snapshot on every server."""
-        ...
+        self._run("checkpoint", lambda: operations.checkpoint(self._directory.servers()), deadline_s)
 
     @property
     def shards(self) -> int:
         """The number of shards (from the shard map)."""
-        ...
+        return self._directory.map().shards
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections. The coordination store stays open."""
+        self._rpc.close()
 
+    def _routed(self, what: str, model: str, plan: Callable[[Route], Operation[T]]) -> T:
+        return self._run(what, lambda: plan(self._directory.route(model)))
 
-class AsyncParameterClient:
-    """Asyncio client of all parameter servers, for one event loop."""
+    def _run(self, what: str, plan: Callable[[], Operation[T]], deadline_s: float | None = None) -> T:
+        """Plan an operation and ask until it is answered; plan anew when the shard map changed."""
+        allowed_s = self._deadline_s if deadline_s is None else deadline_s
+        deadline = self._time.monotonic() + allowed_s
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._ask(plan(), deadline, allowed_s)
+            except Replan:
+                self._directory.forget_map()
+            except MapMissing as error:
+                if self._time.monotonic() >= deadline:
+                    raise ParametersUnavailable(what, (), allowed_s) from error
+            except CoordinationError as error:
+                if self._time.monotonic() >= deadline:
+                    raise ParametersUnavailable(f"{what}: {error}", ("coordination",), allowed_s) from error
+            self._pause(attempt, deadline)
 
-    def __init__(self, coordination: Coordination, *, deadline_s: float = 5.0) -> None: ...
+    def _ask(self, operation: Operation[T], deadline: float, allowed_s: float) -> T:
+        waiting = dict(operation.requests)
+        replies: dict[str, Reply] = {}
+        attempt = 0
+        while waiting:
+            if attempt:
+                self._directory.refresh()
+                self._pause(attempt, deadline)
+            remaining = deadline - self._time.monotonic()
+            if remaining <= 0:
+                raise ParametersUnavailable(operation.what, tuple(sorted(waiting)), allowed_s)
+            attempt += 1
+            self._attempt(operation, waiting, replies, remaining)
+        return operation.merge(replies)
 
-    async def pull(self, model: str, keys: Mapping[str, Keys], *, deadline_s: float | None = None) -> Pulled:
-        """The rows of ``keys [N]`` per table."""
-        ...
+    def _attempt(
+        self,
+        operation: Operation[T],
+        waiting: dict[str, Outgoing],
+        replies: dict[str, Reply],
+        remaining: float,
+    ) -> None:
+        """Send what waits to the servers that are there; move what was answered to ``replies``."""
+        known = {server: self._directory.member(server) for server in waiting}
+        there = {member.address: server for server, member in known.items() if member is not None}
 
-    async def dense(self, model: str, published: bool = True, table: str = "dense") -> DenseSnapshot:
-        """The dense weights: the newest published generation, or the live values."""
-        ...
+        def unchanged() -> bool:
+            now = self._directory.refresh()
+            return all(same_process(known[server], now.get(server)) for server in there.values())
 
-    async def describe(self) -> list[ServerDescription]: ...
+        try:
+            answers = self._rpc.exchange(
+                {address: operation.requests[server] for address, server in there.items()},
+                remaining if operation.patient else min(remaining, RESEND_S),
+                unchanged,
+                LOOK_S,
+            )
+        except QueueFull:
+            answers = {}
+        for address, server in there.items():
+            answer = answers.get(address)
+            if answer is None:
+                self._rpc.forget(address)
+                continue
+            verdict = judge(operation.what, server, operation.incarnations.get(server, 0), answer)
+            if verdict == "done":
+                assert isinstance(answer, Reply)
+                replies[server] = answer
+                del waiting[server]
+            elif verdict == "replan":
+                raise Replan
+            elif verdict == "declare":
+                self._declare_again(server, address)
 
-    def follow(self, model: str, tables: Sequence[str]) -> AsyncIterator[ShardChanges]:
-        """Follow the change streams of all shards for ever, by long polls that reconnect.
+    def _declare_again(self, server: str, address: str) -> None:
+        """Tell a server of every model that this client knows: it started before they were declared."""
+        for declaration in self._directory.declarations():
+            outgoing = operations.declare([server], declaration).requests[server]
+            self._rpc.exchange({address: outgoing}, RESEND_S)
 
-        Starts with all rows of every shard (``restarted``), then yields what changed, within
-        milliseconds. A batch may carry no rows: watermarks or the dense generation moved.
-        A model that is not declared yet is waited for.
-        """
-        ...
-
-    async def close(self) -> None: ...
+    def _pause(self, attempt: int, deadline: float) -> None:
+        wait = min(pause_s(attempt, self._time.random), deadline - self._time.monotonic())
+        if wait > 0:
+            self._time.sleep(wait)

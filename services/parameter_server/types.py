@@ -7,7 +7,8 @@ Exceptions::
     ├── ParametersRefused        the servers refuse this request; a retry would be refused again
     │   ├── ModelUnknown         the model was never declared
     │   └── ModelMismatch        the model was declared otherwise (both sides are named)
-    └── IncarnationChanged       a server restarted since the caller last looked; rewind to ``applied``
+    ├── IncarnationChanged       a server restarted since the caller last looked; rewind to ``applied``
+    └── NoShards                 a server's own: the shard map gives it nothing to hold
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class IncarnationChanged(ParameterError):
     def __init__(self, server: str, expected: int, found: int) -> None:
         self.server, self.expected, self.found = server, expected, found
         super().__init__(f"{server} is now incarnation {found}, expected {expected}")
+
+
+class NoShards(ParameterError):
+    """The shard map in force does not name this server."""
 
 
 class Mark(NamedTuple):
@@ -108,8 +113,9 @@ class Applied:
 class DenseSnapshot:
     """A model's dense weights in chunks, ``values [chunks, chunk]`` float32, read-only.
 
-    ``generation`` is that of the newest published one, also when ``values`` are the live weights (0:
-    none was published yet, and ``values`` are live).
+    ``generation`` is the number of the newest published one, also when ``values`` are the live weights.
+    Numbers grow and are never used twice, also over restarts. 0: none was published yet, and ``values``
+    are the initial weights.
     """
 
     generation: int

@@ -53,8 +53,16 @@ class RpcClient:
             "malformed_total": seen.malformed_total,
         }
 
-    def exchange(self, requests: Mapping[str, Outgoing], timeout_s: float) -> dict[str, Reply | Failure]:
+    def exchange(
+        self,
+        requests: Mapping[str, Outgoing],
+        timeout_s: float,
+        keep_waiting: Callable[[], bool] | None = None,
+        look_s: float = 0.2,
+    ) -> dict[str, Reply | Failure]:
         """Send one request to each peer and return what answered within ``timeout_s``, by peer.
+
+        ``keep_waiting`` is asked after every ``look_s`` without an answer, and ends the wait by False.
 
         A peer that is missing did not answer; whether it acted is unknown, and the arrays may still be on
         their way to it until ``forget``. Raises QueueFull (nothing more was sent) and MessageTooLarge.
@@ -71,23 +79,28 @@ class RpcClient:
                         self._socket(peer).send_multipart(frames, zmq.NOBLOCK, copy=False)
                     except zmq.Again as error:
                         raise QueueFull(f"{peer}: {SEND_QUEUE} messages wait to be sent") from error
-                self._collect(open_calls, answers, deadline)
+                self._collect(open_calls, answers, deadline, keep_waiting or (lambda: True), look_s)
             finally:
                 for call in open_calls:
                     self._calls.give_up(call)
         return answers
 
     def _collect(
-        self, open_calls: dict[int, str], answers: dict[str, Reply | Failure], deadline: float
+        self,
+        open_calls: dict[int, str],
+        answers: dict[str, Reply | Failure],
+        deadline: float,
+        keep_waiting: Callable[[], bool],
+        look_s: float,
     ) -> None:
         poller = zmq.Poller()
         peers = {self._sockets[peer]: peer for peer in open_calls.values()}
         for socket in peers:
             poller.register(socket, zmq.POLLIN)
         while open_calls:
-            remaining_ms = (deadline - self._monotonic()) * 1_000
-            ready = poller.poll(max(0, math.ceil(remaining_ms)))
-            if not ready and remaining_ms <= 0:
+            remaining_s = min(deadline - self._monotonic(), look_s)
+            ready = poller.poll(max(0, math.ceil(remaining_s * 1_000)))
+            if not ready and (remaining_s <= 0 or not keep_waiting()):
                 return
             for socket, _ in ready:
                 frames: list[Buffer] = [frame.buffer for frame in socket.recv_multipart(copy=False)]

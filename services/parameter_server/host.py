@@ -1,0 +1,349 @@
+"""The shards that one parameter server holds, by model. No I/O: what is asked comes decoded, time by a clock.
+
+Used by one thread, the server's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.parameter_server import messages as wire
+from services.parameter_server.declarations import Declaration, require_same
+from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused
+from services.rpc.codec import Array
+from sync.changes import Cursor
+from sync.clock import HybridClock
+from sync.placement import single_shard
+from sync.pushes import NOTHING, Push, Source, Watermark
+from sync.shard import Shard, ShardState
+
+Answer = tuple[wire.Wire, tuple[Array, ...]]
+MAX_CHANGES = 262_144
+"""Rows per shard in one answer to ``changes``."""
+
+
+class NotMine(Exception):
+    """The request names a shard that another server holds."""
+
+
+@dataclass(slots=True)
+class Held:
+    """One shard of one model, with what is known of its snapshots.
+
+    ``moves`` counts the pushes that moved its offsets; ``saved_moves`` is that number in the newest snapshot, and
+    ``durable`` the offsets in it.
+    """
+
+    shard: Shard
+    durable: dict[Source, int] = field(default_factory=dict)
+    saved_moves: int = 0
+
+    @property
+    def moves(self) -> int:
+        counts = self.shard.counts
+        return counts.applied_total + counts.refused_total
+
+
+@dataclass(slots=True)
+class Model:
+    """One model on this server: its shards, and the number of its newest dense generation per single table."""
+
+    declaration: Declaration
+    held: dict[int, Held]
+    generations: dict[str, int] = field(default_factory=dict)
+    published_moves: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Which shards of how many, under which incarnation, and the bound of their change streams."""
+
+    name: str
+    owned: tuple[int, ...]
+    shards: int
+    incarnation: int
+    change_capacity: int
+
+
+class Host:
+    """All models of one server.
+
+    ``restore(model, shard)`` gives the state to start a shard from, if any; ``number(model, table)`` a number
+    for a new dense generation that none before it had, or None if none can be had now. Both may do I/O and are
+    called seldom.
+    """
+
+    def __init__(
+        self,
+        config: HostConfig,
+        restore: Callable[[str, int], ShardState | None],
+        number: Callable[[str, str], int | None],
+        clock: HybridClock | None = None,
+    ) -> None:
+        self.config = config
+        self._restore, self._number = restore, number
+        self._clock = clock or HybridClock()
+        self.models: dict[str, Model] = {}
+        self.newest_accepted_at_ms = 0
+        """When the newest event among all pushes was accepted (the API's clock, Unix ms)."""
+
+    def declare(self, declaration: Declaration) -> None:
+        """Hold the model's shards from now on. Raises ModelMismatch if it, or its snapshot, is another."""
+        known = self.models.get(declaration.model)
+        if known is not None:
+            require_same(known.declaration, declaration)
+            return
+        held = {shard: self._start(declaration, shard) for shard in self.config.owned}
+        model = self.models[declaration.model] = Model(declaration, held)
+        for table, shard in self._single_tables(model):
+            # Restored weights get a number of their own: they may differ from what was published before.
+            if held[shard].shard.pushes:
+                self.publish(declaration.model, table)
+
+    def _start(self, declaration: Declaration, shard_id: int) -> Held:
+        shard = Shard(
+            shard_id,
+            declaration.tables,
+            self.config.incarnation,
+            self._clock,
+            model=declaration.model,
+            fingerprint=declaration.fingerprint,
+            change_capacity=self.config.change_capacity,
+        )
+        held = Held(shard)
+        state = self._restore(declaration.model, shard_id)
+        if state is not None:
+            require_same(Declaration(state.model, state.fingerprint, state.specs), declaration)
+            shard.restore(state)
+            held.durable = {source: progress.applied for source, progress in state.pushes.items()}
+        return held
+
+    def all_held(self) -> Iterator[tuple[str, Held]]:
+        """Every shard of every model, with the model's name."""
+        for name, model in self.models.items():
+            for held in model.held.values():
+                yield name, held
+
+    def model(self, name: str) -> Model:
+        """Raises ModelUnknown."""
+        try:
+            return self.models[name]
+        except KeyError:
+            raise ModelUnknown(f"model {name} is not declared on {self.config.name}") from None
+
+    def _held(self, model: Model, shard: int) -> Held:
+        try:
+            return model.held[shard]
+        except KeyError:
+            raise NotMine(f"shard {shard} is not on {self.config.name}") from None
+
+    def _single_tables(self, model: Model) -> Iterator[tuple[str, int]]:
+        for spec in model.declaration.tables:
+            shard = single_shard(spec.name, self.config.shards)
+            if spec.placement == "single" and shard in model.held:
+                yield spec.name, shard
+
+    def _ranges(
+        self, model: Model, part: wire.Part, arrays: Sequence[Array]
+    ) -> Iterator[tuple[Held, tuple[Array, ...]]]:
+        """Each shard's share of a part's arrays ``[N, ...]``. Raises ParametersRefused, NotMine."""
+        if len(part.shards) != len(part.counts) or min(part.counts, default=0) < 0:
+            raise ParametersRefused(
+                f"table {part.table}: {len(part.shards)} shards, {len(part.counts)} counts"
+            )
+        if any(array.ndim < 1 or len(array) != sum(part.counts) for array in arrays):
+            raise ParametersRefused(f"table {part.table}: the arrays are not as long as their counts say")
+        start = 0
+        for shard, count in zip(part.shards, part.counts, strict=True):
+            yield self._held(model, shard), tuple(array[start : start + count] for array in arrays)
+            start += count
+
+    def pull(self, request: wire.PullRequest, arrays: Sequence[Array]) -> Answer:
+        """Rows of every part, in the order of its keys."""
+        model = self.model(request.model)
+        if len(arrays) != len(request.parts):
+            raise ParametersRefused(f"{len(request.parts)} parts, {len(arrays)} arrays")
+        rows: list[Array] = []
+        for part, keys in zip(request.parts, arrays, strict=True):
+            found = [
+                held.shard.pull(part.table, _keys(some))
+                for held, (some,) in self._ranges(model, part, (keys,))
+            ]
+            dim = model.declaration.table(part.table).dim
+            rows.append(np.concatenate(found) if len(found) != 1 and found else _first(found, dim))
+        return wire.PullReply(self._marks(model)), tuple(rows)
+
+    def _marks(self, model: Model) -> list[wire.ShardMarks]:
+        return [
+            wire.ShardMarks(shard, _wire_marks(held.shard.watermarks().values()))
+            for shard, held in model.held.items()
+        ]
+
+    def push(self, request: wire.PushRequest, arrays: Sequence[Array]) -> Answer:
+        """Apply a push on every shard that it names; each shard is atomic on its own."""
+        model = self.model(request.model)
+        self._require_incarnation(request.incarnation)
+        if len(arrays) != 2 * len(request.parts):
+            raise ParametersRefused(f"{len(request.parts)} parts, {len(arrays)} arrays")
+        if len(request.shards) != len(request.predecessors):
+            raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
+        parts: dict[int, list[tuple[str, Array, Array]]] = {shard: [] for shard in request.shards}
+        for number, part in enumerate(request.parts):
+            pair = arrays[2 * number : 2 * number + 2]
+            for held, (keys, gradients) in self._ranges(model, part, pair):
+                if held.shard.shard_id not in parts:
+                    raise ParametersRefused(f"gradients for shard {held.shard.shard_id}, which is not named")
+                parts[held.shard.shard_id].append((part.table, keys, gradients))
+        source = Source(request.log, request.partition)
+        mark = None if request.mark is None else Watermark(*request.mark)
+        named = [(self._held(model, shard), shard) for shard in request.shards]
+        outcomes = []
+        for (held, shard), predecessor in zip(named, request.predecessors, strict=True):
+            typed = tuple((table, _keys(k), _floats(g)) for table, k, g in parts[shard])
+            outcome = held.shard.push(Push(source, request.offset, predecessor, mark, typed))
+            durable = held.durable.get(source, NOTHING)
+            outcomes.append(
+                wire.ShardOutcome(shard, outcome.status, outcome.applied, durable, outcome.reason)
+            )
+        self.newest_accepted_at_ms = max(self.newest_accepted_at_ms, request.accepted_at_ms)
+        self._publish_first(request.model, model)
+        return wire.PushResponse(self.config.incarnation, outcomes), ()
+
+    def _require_incarnation(self, expected: int) -> None:
+        if expected not in (0, self.config.incarnation):
+            raise IncarnationChanged(self.config.name, expected, self.config.incarnation)
+
+    def _publish_first(self, name: str, model: Model) -> None:
+        for table, shard in self._single_tables(model):
+            if table not in model.generations and model.held[shard].moves:
+                self.publish(name, table)
+
+    def applied(self, request: wire.AppliedRequest) -> Answer:
+        """Applied and durable offset of a source on every shard."""
+        source = Source(request.log, request.partition)
+        shards = [
+            (shard, held.shard.applied(source), held.durable.get(source, NOTHING))
+            for shard, held in self.model(request.model).held.items()
+        ]
+        return wire.AppliedReply(self.config.incarnation, shards), ()
+
+    def dense(self, request: wire.DenseRequest) -> Answer:
+        """The dense weights, published or live."""
+        model = self.model(request.model)
+        held = self._dense_shard(model, request.table)
+        values = held.shard.dense(request.table, published=request.published)
+        generation = model.generations.get(request.table, 0)
+        return wire.DenseReply(generation, _wire_marks(values.watermarks.values())), (values.values,)
+
+    def _dense_shard(self, model: Model, table: str) -> Held:
+        return self._held(model, single_shard(table, self.config.shards))
+
+    def publish(self, model_name: str, table: str) -> int:
+        """Publish the live dense weights if they changed; the number of the newest generation (0: none yet).
+
+        Readers of several incarnations compare numbers, so they come from outside and never repeat.
+        """
+        model = self.model(model_name)
+        held = self._dense_shard(model, table)
+        before = held.shard.dense(table).generation
+        if table in model.generations and model.published_moves.get(table) == held.moves:
+            return model.generations[table]
+        # The number comes first: if none can be had now, nothing is published under an old one.
+        number = self._number(model_name, table)
+        if number is None:
+            return model.generations.get(table, 0)
+        if held.shard.publish_dense(table) != before or table not in model.generations:
+            model.generations[table] = number
+        model.published_moves[table] = held.moves
+        return model.generations[table]
+
+    def publish_all(self) -> None:
+        """Publish every dense table that changed and was published before."""
+        for name, model in self.models.items():
+            for table in list(model.generations):
+                self.publish(name, table)
+
+    def describe(self) -> list[wire.ModelReply]:
+        """Every model with the rows that it holds here."""
+        return [
+            wire.ModelReply(
+                name,
+                model.declaration.fingerprint,
+                [
+                    wire.TableReply(
+                        spec.name,
+                        spec.dim,
+                        sum(len(held.shard.table(spec.name)) for held in model.held.values()),
+                    )
+                    for spec in model.declaration.tables
+                ],
+            )
+            for name, model in self.models.items()
+        ]
+
+    def changes(self, request: wire.ChangesRequest) -> Answer | None:
+        """What the reader has not seen yet, or None where it has seen everything."""
+        model = self.model(request.model)
+        generation = self._generations(model)
+        deltas: list[wire.ShardDelta] = []
+        arrays: list[Array] = []
+        for cursor in request.cursors:
+            held = self._held(model, cursor.shard)
+            now = wire.ShardCursor(
+                cursor.shard,
+                self.config.incarnation,
+                held.shard.cursor().sequence,
+                held.moves,
+                generation.get(cursor.shard, -1),
+            )
+            if cursor == now:
+                continue
+            limit = max(1, min(request.limit, MAX_CHANGES))
+            found = held.shard.changes(
+                Cursor(cursor.incarnation, cursor.sequence), tuple(request.tables), limit
+            )
+            now.sequence = found.cursor.sequence
+            if not found.complete:
+                now.pushes = -1
+            deltas.append(
+                wire.ShardDelta(
+                    now,
+                    [(table, len(keys)) for table, (keys, _) in found.parts.items()],
+                    found.complete,
+                    found.reset,
+                    _wire_marks(found.watermarks.values()),
+                )
+            )
+            for pair in found.parts.values():
+                arrays += pair
+        return (wire.ChangesReply(deltas), tuple(arrays)) if deltas else None
+
+    def _generations(self, model: Model) -> dict[int, int]:
+        """By shard, a number that changes when any dense table there is published: the newest of them."""
+        newest: dict[int, int] = {}
+        for table, shard in self._single_tables(model):
+            newest[shard] = max(newest.get(shard, 0), model.generations.get(table, 0))
+        return newest
+
+
+def _first(found: Sequence[Array], dim: int) -> Array:
+    return found[0] if found else np.empty((0, dim), np.float32)
+
+
+def _keys(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    if array.dtype != np.uint64:
+        raise ParametersRefused(f"keys are {array.dtype}, not uint64")
+    return array.view(np.uint64)
+
+
+def _floats(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    if array.dtype != np.float32:
+        raise ParametersRefused(f"gradients are {array.dtype}, not float32")
+    return array.view(np.float32)
+
+
+def _wire_marks(marks: Iterable[Watermark]) -> list[wire.WireMark]:
+    return [(mark.log, mark.partition, mark.offset, mark.accepted_at_ms) for mark in marks]

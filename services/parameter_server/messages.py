@@ -1,0 +1,249 @@
+"""What clients and parameter servers say to each other, beside the arrays.
+
+All messages are MessagePack arrays: new fields go to the end, with defaults, and older readers skip them.
+Arrays travel as frames of their own, in the order that each message's docstring gives.
+
+Codes of failures: ``not-mine`` (the shard map changed), ``model-unknown``, ``model-mismatch``, ``refused``
+(the request makes no sense), ``full`` (a bound is reached), ``incarnation`` (the server restarted),
+``unknown-method``, ``internal``, and those of ``services.rpc.server``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from services.parameter_server.types import Mark, PushStatus
+
+NOT_MINE: Final = "not-mine"
+MODEL_UNKNOWN: Final = "model-unknown"
+MODEL_MISMATCH: Final = "model-mismatch"
+REFUSED: Final = "refused"
+FULL: Final = "full"
+INCARNATION: Final = "incarnation"
+UNKNOWN_METHOD: Final = "unknown-method"
+INTERNAL: Final = "internal"
+
+WireMark = tuple[str, int, int, int]
+"""Incarnation of the events log, partition, offset, accepted_at_ms."""
+
+
+class Wire(msgspec.Struct, array_like=True):
+    """A message or a piece of one."""
+
+
+class Part(Wire):
+    """Keys of one table, those of each shard together: ``counts[i]`` of them for ``shards[i]``."""
+
+    table: str
+    shards: list[int]
+    counts: list[int]
+
+
+class ShardMarks(Wire):
+    """The newest events that one shard's rows contain."""
+
+    shard: int
+    marks: list[WireMark]
+
+
+class DeclareRequest(Wire):
+    """``declaration``: see ``declarations.py``."""
+
+    declaration: bytes
+
+
+class Done(Wire):
+    """The answer where there is nothing to say."""
+
+
+class PullRequest(Wire):
+    """Arrays: keys uint64 ``[N]`` per part."""
+
+    model: str
+    epoch: int
+    parts: list[Part]
+
+
+class PullReply(Wire):
+    """Arrays: rows float32 ``[N, d]`` per part. ``marks``: of all shards of the server."""
+
+    marks: list[ShardMarks]
+
+
+class PushRequest(Wire):
+    """Arrays: keys uint64 ``[N]`` and gradients float32 ``[N, d]`` per part, in turn.
+
+    ``shards`` are all shards of the server, ``predecessors`` beside them. ``incarnation`` 0: any.
+    """
+
+    model: str
+    epoch: int
+    log: str
+    partition: int
+    offset: int
+    accepted_at_ms: int
+    mark: WireMark | None
+    shards: list[int]
+    predecessors: list[int]
+    parts: list[Part]
+    incarnation: int = 0
+
+
+class ShardOutcome(Wire):
+    """What became of a push on one shard."""
+
+    shard: int
+    status: PushStatus
+    applied: int
+    durable: int
+    reason: str = ""
+
+
+class PushResponse(Wire):
+    incarnation: int
+    outcomes: list[ShardOutcome]
+
+
+class AppliedRequest(Wire):
+    model: str
+    epoch: int
+    log: str
+    partition: int
+
+
+class AppliedReply(Wire):
+    """``shards``: shard, applied, durable of each."""
+
+    incarnation: int
+    shards: list[tuple[int, int, int]]
+
+
+class DenseRequest(Wire):
+    model: str
+    epoch: int
+    table: str
+    published: bool
+
+
+class DenseReply(Wire):
+    """Arrays: values float32 ``[chunks, chunk]``."""
+
+    generation: int
+    marks: list[WireMark]
+
+
+class PublishRequest(Wire):
+    model: str
+    epoch: int
+    table: str
+
+
+class PublishReply(Wire):
+    generation: int
+
+
+class ShardCursor(Wire):
+    """How far a reader of changes has come: rows (``sequence``), pushes seen, dense generation seen."""
+
+    shard: int
+    incarnation: int = 0
+    sequence: int = 0
+    pushes: int = -1
+    generation: int = -1
+
+
+class ChangesRequest(Wire):
+    """Parks for at most ``wait_ms`` until a shard is ahead of its cursor. ``limit``: rows per shard."""
+
+    model: str
+    epoch: int
+    tables: list[str]
+    cursors: list[ShardCursor]
+    limit: int
+    wait_ms: int
+
+
+class ShardDelta(Wire):
+    """``parts``: table and number of rows. ``generation`` -1: the shard holds no dense table."""
+
+    cursor: ShardCursor
+    parts: list[tuple[str, int]]
+    complete: bool
+    restarted: bool
+    marks: list[WireMark]
+
+
+class ChangesReply(Wire):
+    """Arrays: keys uint64 ``[N]`` and rows float32 ``[N, d]`` per part of every delta, in turn."""
+
+    deltas: list[ShardDelta]
+
+
+class DescribeRequest(Wire):
+    pass
+
+
+class TableReply(Wire):
+    name: str
+    dim: int
+    rows: int
+
+
+class ModelReply(Wire):
+    name: str
+    fingerprint: str
+    tables: list[TableReply]
+
+
+class DescribeReply(Wire):
+    name: str
+    incarnation: int
+    shards: list[int]
+    models: list[ModelReply]
+    pushes: int
+    snapshot_age_s: float | None
+
+
+class CheckpointRequest(Wire):
+    """Answered once everything applied before is in a snapshot on disk."""
+
+
+class MetricsRequest(Wire):
+    pass
+
+
+class MetricsReply(Wire):
+    """``text``: Prometheus exposition."""
+
+    text: str
+
+
+W = TypeVar("W", bound=Wire)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: Wire) -> bytes:
+    """The message's bytes."""
+    return _encoder.encode(message)
+
+
+def unpack(data: bytes, kind: type[W]) -> W:
+    """Read ``pack``'s bytes back. Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def least_marks(shards: int, reported: Mapping[int, list[WireMark]]) -> dict[tuple[str, int], Mark]:
+    """What all shards together have reached: per events partition the least offset over ``shards`` shards.
+
+    A partition that some shard has not heard of is left out, as is everything while a shard is missing.
+    """
+    least: dict[tuple[str, int], tuple[int, Mark]] = {}
+    for marks in reported.values():
+        for log, partition, offset, accepted_at_ms in marks:
+            count, known = least.get((log, partition), (0, None))
+            mark = Mark(offset, accepted_at_ms)
+            least[log, partition] = (count + 1, mark if known is None or mark < known else known)
+    return {where: mark for where, (count, mark) in least.items() if count == shards}

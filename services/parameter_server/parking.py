@@ -1,0 +1,81 @@
+"""Calls that wait on the server: long polls for changes, and checkpoints. Bounded; no I/O of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.parameter_server import messages as wire
+from services.parameter_server.handlers import Rejected
+from services.parameter_server.host import Answer, Host
+from services.rpc.server import Call
+
+MAX_PARKED: Final = 1_024
+MAX_WAIT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A ``changes`` call that has seen everything, to be answered when something moves, empty at ``until_s``."""
+
+    call: Call
+    request: wire.ChangesRequest
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A ``checkpoint`` call: per model and shard, the moves that have to be on disk first."""
+
+    call: Call
+    wanted: dict[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class Parking:
+    """All waiting calls. ``rejected_total``: those that found no room."""
+
+    capacity: int = MAX_PARKED
+    polls: list[Poll] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    rejected_total: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.polls) + len(self.checkpoints) >= self.capacity
+
+    def ready_polls(
+        self, answer: Callable[[wire.ChangesRequest], Answer | None], now_s: float
+    ) -> list[tuple[Call, Answer | Rejected]]:
+        """The polls that can be answered now, with their answers; they leave."""
+        ready: list[tuple[Call, Answer | Rejected]] = []
+        staying: list[Poll] = []
+        for poll in self.polls:
+            if poll.call.deadline_s <= now_s:
+                continue
+            found: Answer | Rejected | None
+            try:
+                found = answer(poll.request)
+            except Rejected as rejected:
+                found = rejected
+            if found is None and poll.until_s <= now_s:
+                found = (wire.ChangesReply([]), ())
+            if found is None:
+                staying.append(poll)
+            else:
+                ready.append((poll.call, found))
+        self.polls = staying
+        return ready
+
+    def ready_checkpoints(self, host: Host, now_s: float) -> list[Call]:
+        """The checkpoints whose shards are on disk; they leave, as do those nobody waits for any more."""
+        saved = {(model, held.shard.shard_id): held.saved_moves for model, held in host.all_held()}
+        waiting = [one for one in self.checkpoints if one.call.deadline_s > now_s]
+        ready = [one for one in waiting if all(saved[key] >= least for key, least in one.wanted.items())]
+        self.checkpoints = [one for one in waiting if one not in ready]
+        return [one.call for one in ready]
+
+    def next_s(self, now_s: float, at_most_s: float) -> float:
+        """Seconds until the next poll has to be answered, but not more than ``at_most_s``."""
+        return max(0.0, min((poll.until_s - now_s for poll in self.polls), default=at_most_s))
