@@ -168,7 +168,7 @@ class NegativeSampler:
         """K negatives for each of B positives (rows of a catalogue of N items).
 
         ``seed``: what identifies the micro-batch (partition, offset). ``known``: pairs (sample ``[E]``, item
-        ``[E]``) that must not serve as that sample's negative, such as what the user liked before. A draw of
+        ``[E]``, -1 for none) that must not serve as that sample's negative, such as what the user liked. A draw of
         the positive itself or of a known pair is marked to be left out. Raises ValueError on an empty
         catalogue with positives to draw for.
         """
@@ -186,7 +186,8 @@ class NegativeSampler:
         left_out = items == candidates[:, :1]
         if known is not None and len(known[0]):
             span = int(max(candidates.max(initial=0), known[1].max())) + 1
-            pairs = np.asarray(known[0], np.int64) * span + known[1]
+            inside = known[1] >= 0  # -1 stands for an item that the catalogue does not hold
+            pairs = np.asarray(known[0], np.int64)[inside] * span + known[1][inside]
             left_out |= np.isin(np.arange(count)[:, None] * span + items, pairs)
         log_q[:, 1:][left_out] = np.inf
         return Draw(items, log_q)

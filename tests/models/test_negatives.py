@@ -122,6 +122,14 @@ def test_the_positive_and_what_the_user_knows_are_left_out():
     assert np.isfinite(draw.log_q[:, 0]).all()
 
 
+def test_an_item_that_the_catalogue_lacks_leaves_nothing_out():
+    known = (np.array([0, 1]), np.array([-1, -1]))
+    draw = NegativeSampler().draw(np.array([7, 6]), 8, 300, (0, 0), known)
+    for sample, positive in enumerate((7, 6)):
+        left_out = np.isinf(draw.log_q[sample, 1:])
+        assert set(draw.items[sample][left_out].tolist()) == {positive}
+
+
 def test_the_same_seed_draws_the_same_and_another_differs():
     sampler = NegativeSampler()
     sampler.observe(np.arange(50))
