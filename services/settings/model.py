@@ -133,11 +133,13 @@ class RecommendationSettings(Section):
     fresh_candidates: Count = 10
     exact_search_up_to: Count = 200_000
     retrieval_weight: Weight = 1.0
-    """Weights of the final score: two-tower score, DLRM logit, log of the decayed likes of a week, and
-    affinity to the categories of recent likes."""
+    """Weight of the two-tower score in the final score."""
     ranking_weight: Weight = 0.5
+    """Weight of the DLRM's logit."""
     popularity_weight: Weight = 2.5
+    """Weight of the logarithm of a week's decayed likes."""
     taste_weight: Weight = 8.0
+    """Weight of the affinity to the categories of recent likes."""
     explore: Annotated[int, Field(ge=0)] = 1
     """Places of a list at most that go to fresh items which score alone would leave out."""
 
