@@ -136,7 +136,7 @@ class Consumer(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group, so that its partitions move at once."""
+        """Leave the group, so that its partitions move at once. A second call does nothing."""
         ...
 
 

@@ -131,6 +131,7 @@ class KafkaLogConsumer:
     def __init__(self, servers: str, group: str, names: Sequence[str], member: str) -> None:
         self._servers, self._group, self._member = servers, group, member
         self._transactional: KafkaProducer | None = None
+        self._closed = False
         with translated():
             self._open_transactions()
             self._consumer = _make_consumer(servers, group, member)
@@ -201,6 +202,9 @@ class KafkaLogConsumer:
         return {_foreign(at): OffsetAndMetadata(offset, "", -1) for at, offset in offsets.items()}
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._consumer.close(autocommit=False)
         if self._transactional is not None:
             self._transactional.close(timeout=5)

@@ -92,6 +92,7 @@ class SqliteConsumer:
         self._generation = -1
         self._beat_at = time.monotonic()
         self._turn = 0
+        self._closed = False
         self._join()
         bells = {files.of(name).bell_path for name in names} | {files.pipeline.bell_path}
         self._listener = Listener(sorted(bells))
@@ -180,6 +181,9 @@ class SqliteConsumer:
             topics.append(db, messages)
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         try:
             with self._files.pipeline.writing(ring=True) as db:
                 groups.leave(db, self._me)
