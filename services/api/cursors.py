@@ -62,6 +62,8 @@ class Cursors(Generic[T]):
         if count > MAX_SHOWN:
             return None
         self._expire()
+        while len(self._lists) >= self._most:
+            self._lists.popitem(last=False)
         body = secrets.token_bytes(_RANDOM)
         text = base64.urlsafe_b64encode(body + xxhash.xxh32_digest(body)).rstrip(b"=").decode()
         self._lists[text] = (self._clock_s() + self._ttl_s, Shown(request, tuple(page), count, before))
@@ -81,7 +83,7 @@ class Cursors(Generic[T]):
         now = self._clock_s()
         while self._lists:
             until, _ = next(iter(self._lists.values()))
-            if until > now and len(self._lists) < self._most:
+            if until > now:
                 return
             self._lists.popitem(last=False)
 

@@ -30,8 +30,8 @@ from services.api.validation import text_problem
 from services.events import Attributes, Event
 
 Kind = Literal["user", "item"]
-PRIVATE: Final = RESERVED_ATTRIBUTES | {"first_seen_ms"}
-"""Cells that the platform keeps beside the attributes."""
+PRIVATE: Final = RESERVED_ATTRIBUTES
+"""Cells that the platform keeps beside the attributes, besides those with @ in their names."""
 
 
 class EntityBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

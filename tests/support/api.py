@@ -33,7 +33,7 @@ from services.api.serving.freshness import Freshness
 from services.api.serving.items import ItemState
 from services.api.serving.recommender import Recommender
 from services.api.store import AsyncStore
-from services.catalogue import Catalogue, key_function
+from services.catalogue import FIRST_SEEN, Catalogue, key_function
 from services.messagelog.contract import Message
 from services.modelling import build_model
 from services.parameter_server.types import (
@@ -190,7 +190,7 @@ class Harness:
         """Store items as the processor would, and wait until the API has them."""
         rows = {
             EntityKey("item", item): {
-                "first_seen_ms": Cell(event_time_ms - 10**9, event_time_ms),
+                FIRST_SEEN: Cell(event_time_ms - 10**9, event_time_ms),
                 **{name: Cell(value, event_time_ms) for name, value in attributes.items()},
             }
             for item, attributes in items.items()
@@ -241,14 +241,16 @@ def quick_settings(**api: Any) -> Settings:
 
 
 @contextmanager
-def running_api(directory: Path, settings: Settings | None = None) -> Iterator[Harness]:
+def running_api(
+    directory: Path, settings: Settings | None = None, *, parameters_available: bool = True
+) -> Iterator[Harness]:
     """A running API over a feature store in ``directory``, following items and parameters."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
         harness, close = asyncio.run_coroutine_threadsafe(
-            _start(directory, settings or quick_settings(), loop), loop
+            _start(directory, settings or quick_settings(), loop, parameters_available), loop
         ).result(60)
         try:
             yield harness
@@ -261,7 +263,7 @@ def running_api(directory: Path, settings: Settings | None = None) -> Iterator[H
 
 
 async def _start(
-    directory: Path, settings: Settings, loop: asyncio.AbstractEventLoop
+    directory: Path, settings: Settings, loop: asyncio.AbstractEventLoop, parameters_available: bool
 ) -> tuple[Harness, Callable[[], Coroutine[Any, Any, None]]]:
     schema = default_schema()
     clock = [NOW_MS]
@@ -277,6 +279,7 @@ async def _start(
     items = ItemState(Catalogue(encoder), model)
     freshness = Freshness(LOG, partitions)
     parameters = MemoryParameters(model)
+    parameters.available = parameters_available
     follower = Follower(items, freshness, wrapped, parameters, "main", api.clock_ms)
     chooser = Chooser(items, settings.recommendation)
     recommender = Recommender(encoder, items, chooser, freshness, wrapped, parameters, "main", api.clock_ms)
