@@ -1,138 +1,261 @@
-"""Parameter servers in memory: real shards behind the calls that a trainer makes, with faults on request."""
+"""Parameter servers for tests: hosts without a network, servers in threads, and real processes.
+
+As a program, ``parameters.py FOLDER NAME SERVERS SHARDS SNAPSHOT_S`` is one parameter server.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from models.parameters import DENSE, ModelNeeds
-from models.samples import Watermark
-from services.parameter_server.types import (
-    Applied,
-    DenseSnapshot,
-    IncarnationChanged,
-    ParametersUnavailable,
-    Pulled,
-    PushReply,
-)
-from services.tables import table_specs
-from sync import pushes
+from services.coordination import Member, ShardMap
+from services.coordination.shardmap import assign
+from services.coordination.sqlite import SqliteCoordination
+from services.parameter_server.client import ParameterClient
+from services.parameter_server.declarations import Declaration
+from services.parameter_server.directory import Directory
+from services.parameter_server.handlers import handle
+from services.parameter_server.host import Host, HostConfig
+from services.parameter_server.messages import pack
+from services.parameter_server.operations import Gradients, Operation
+from services.parameter_server.routing import Route
+from services.parameter_server.types import Keys, Rows
+from services.rpc.codec import Reply, Request, decode, encode
+from services.settings.model import DataSettings, ParameterSettings, Settings
 from sync.clock import HybridClock
-from sync.placement import shard_of, single_shard
-from sync.pushes import Push, Source
-from sync.shard import Shard
-from sync.snapshot import decode, encode
+from sync.placement import shard_of
+from sync.pushes import Source
+from sync.shard import ShardState
+from sync.spec import Initialiser, Optimiser, TableSpec
+
+T = TypeVar("T")
+DIM, CHUNK, CHUNKS = 4, 8, 3
+SPECS = (
+    TableSpec("items", DIM, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad", 0.1)),
+    TableSpec("dense", CHUNK, Initialiser.uniform(0.1), Optimiser("adagrad", 0.1), "single", CHUNKS),
+)
+DECLARATION = Declaration("main", "fp-1", SPECS)
+SOURCE = Source("log-1", 0)
 
 
-class LocalParameters:
-    """Implements ``services.trainer.trainer.Parameters`` over shards in this process.
+class Numbers:
+    """Generation numbers without coordination; ``available`` False: none can be had."""
 
-    ``history`` holds, per shard, the offsets applied, as they survive crashes. ``fault`` is asked before
-    each shard of a push and may raise.
-    """
+    def __init__(self) -> None:
+        self.last = 0
+        self.available = True
 
-    def __init__(self, needs: ModelNeeds, shards: int = 3) -> None:
-        self.specs = table_specs(needs, 7)
-        self.fault: Callable[[int], None] = lambda shard: None
-        self._writers = itertools.count(1)
-        self._ticks = itertools.count(1)
-        self._shards = [self._make(n) for n in range(shards)]
-        self.history: list[list[tuple[int, int]]] = [[] for _ in range(shards)]
-        self._durable: list[dict[Source, int]] = [{} for _ in range(shards)]
-        self._snapshots: list[tuple[bytes, list[tuple[int, int]]] | None] = [None] * shards
+    def __call__(self, model: str, table: str) -> int | None:
+        if not self.available:
+            return None
+        self.last += 1
+        return self.last
 
-    def _make(self, shard: int) -> Shard:
-        return Shard(shard, self.specs, next(self._writers), HybridClock(lambda: next(self._ticks)))
 
-    def save(self, shard: int) -> None:
-        """A durable snapshot."""
-        self._snapshots[shard] = encode(self._shards[shard].state()), list(self.history[shard])
-        self._durable[shard] = {s: p.applied for s, p in self._shards[shard].pushes.progress().items()}
+class Fleet:
+    """Hosts that a test asks directly; every message passes the codec on its way."""
 
-    def crash(self, shard: int) -> None:
-        """The shard restarts from its last snapshot."""
-        self._shards[shard] = self._make(shard)
-        self.history[shard] = []
-        self._durable[shard] = {}
-        if saved := self._snapshots[shard]:
-            self._shards[shard].restore(decode(saved[0]))
-            self.history[shard] = list(saved[1])
-            self._durable[shard] = {s: p.applied for s, p in self._shards[shard].pushes.progress().items()}
-
-    def bits(self) -> list[dict[str, bytes]]:
-        """All values and optimiser state, for comparing runs."""
-        return [
-            {
-                f"{table}.{name}": array.tobytes()
-                for table, columns in shard.state().columns.items()
-                for name, array in columns.items()
-                if "version" not in name and "touched" not in name
-            }
-            for shard in self._shards
-        ]
-
-    def pull(self, model: str, keys: Mapping[str, np.ndarray]) -> Pulled:
-        rows = {}
-        for table, wanted in keys.items():
-            dim = next(spec.dim for spec in self.specs if spec.name == table)
-            rows[table] = np.zeros((len(wanted), dim), np.float32)
-            owner = shard_of(wanted, len(self._shards))
-            for n, shard in enumerate(self._shards):
-                rows[table][owner == n] = shard.pull(table, wanted[owner == n])
-        return Pulled(rows, {})
-
-    def dense(self, model: str, published: bool = True, table: str = DENSE) -> DenseSnapshot:
-        shard = self._shards[single_shard(table, len(self._shards))]
-        return DenseSnapshot(0, shard.dense(table, published=published).values, {})
-
-    def applied(self, model: str, source: Source) -> dict[int, Applied]:
-        return {
-            n: Applied(shard.applied(source), self._durable[n].get(source, -1), shard.incarnation)
-            for n, shard in enumerate(self._shards)
-        }
-
-    def push(
+    def __init__(
         self,
-        model: str,
-        source: Source,
-        offset: int,
-        predecessors: Mapping[int, int],
-        accepted_at_ms: int,
-        watermark: Watermark | None,
-        parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
-        *,
-        incarnations: Mapping[int, int] | None = None,
-    ) -> dict[int, PushReply]:
-        replies = {}
-        for n in range(len(self._shards)):
-            self.fault(n)
-            shard = self._shards[n]
-            if incarnations is not None and incarnations[n] != shard.incarnation:
-                raise IncarnationChanged(f"shard {n}", incarnations[n], shard.incarnation)
-            mark = None
-            if watermark is not None:
-                mark = pushes.Watermark(
-                    watermark.log, watermark.partition, watermark.offset, watermark.accepted_at_ms
-                )
-            mine = tuple(self._part(n, table, keys, rows) for table, (keys, rows) in parts.items())
-            outcome = shard.push(Push(source, offset, predecessors[n], mark, mine))
-            if outcome.status in ("applied", "refused"):
-                self.history[n].append((source.partition, offset))
-            durable = self._durable[n].get(source, -1)
-            replies[n] = PushReply(
-                outcome.status, outcome.applied, durable, shard.incarnation, outcome.reason
+        names: tuple[str, ...] = ("a",),
+        shards: int = 1,
+        restore: Callable[[str, int], ShardState | None] = lambda _model, _shard: None,
+        incarnation: int = 1,
+    ) -> None:
+        self.map: ShardMap = assign(names, shards)
+        self.route = Route(DECLARATION, self.map)
+        self.numbers = Numbers()
+        self.hosts = {
+            name: Host(
+                HostConfig(name, self.map.owned_by(name), shards, incarnation + number, 1_000),
+                restore,
+                self.numbers,
+                HybridClock(lambda: 1_000_000),
             )
-        return replies
+            for number, name in enumerate(sorted(names))
+        }
+        for host in self.hosts.values():
+            host.declare(DECLARATION)
 
-    def _part(self, shard: int, table: str, keys: np.ndarray, rows: np.ndarray) -> pushes.Part:
-        spec = next(spec for spec in self.specs if spec.name == table)
-        if spec.placement == "single":
-            mine = np.full(len(keys), single_shard(table, len(self._shards)) == shard)
-        else:
-            mine = shard_of(keys, len(self._shards)) == shard
-        return table, keys[mine], rows[mine]
+    def ask(self, operation: Operation[T]) -> T:
+        """What a client would get."""
+        return operation.merge(
+            {
+                server: self.answer(server, outgoing.method, outgoing.body, outgoing.arrays)
+                for server, outgoing in operation.requests.items()
+            }
+        )
 
-    def unavailable(self) -> ParametersUnavailable:
-        return ParametersUnavailable("push", ("parameter-server-0",), 0.0)
+    def answer(self, server: str, method: str, body: bytes, arrays: tuple[np.ndarray, ...] = ()) -> Reply:
+        """One server's reply. Raises Rejected."""
+        request = decode([bytes(frame) for frame in encode(Request(1, method, 1_000, body, arrays))])
+        assert isinstance(request, Request)
+        message, found = handle(self.hosts[server], request)
+        reply = decode([bytes(frame) for frame in encode(Reply(1, pack(message), found))])
+        assert isinstance(reply, Reply)
+        return reply
+
+
+def gradients(
+    offset: int,
+    parts: Mapping[str, tuple[Keys, Rows]],
+    shards: int,
+    *,
+    source: Source = SOURCE,
+    after: int | None = None,
+) -> Gradients:
+    """The push at ``offset`` after ``after`` (the offset before by default)."""
+    predecessor = offset - 1 if after is None else after
+    return Gradients(source, offset, dict.fromkeys(range(shards), predecessor), 1_000 + offset, None, parts)
+
+
+def recorded(offset: int, keys: int = 40) -> dict[str, tuple[Keys, Rows]]:
+    """Gradients of micro-batch ``offset``, always the same: some keys (with repeats) and all dense chunks."""
+    generator = np.random.default_rng(offset)
+    some = generator.integers(0, 200, keys).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    chunks = np.arange(CHUNKS, dtype=np.uint64)
+    return {
+        "items": (some, generator.normal(size=(keys, DIM)).astype(np.float32)),
+        "dense": (chunks, generator.normal(size=(CHUNKS, CHUNK)).astype(np.float32)),
+    }
+
+
+ALL_KEYS: Keys = np.arange(200, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+EVERYTHING: dict[str, Keys] = {"items": ALL_KEYS, "dense": np.arange(CHUNKS, dtype=np.uint64)}
+
+
+def a_key_of(shard: int, shards: int) -> Keys:
+    """One key that lives in ``shard``."""
+    found: Keys = ALL_KEYS[shard_of(ALL_KEYS, shards) == shard][:1]
+    return found
+
+
+def make_settings(folder: Path, servers: int, shards: int, snapshot_s: float = 3_600.0) -> Settings:
+    """Embedded backends below ``folder``."""
+    return Settings(
+        data=DataSettings(dir=folder),
+        parameters=ParameterSettings(
+            servers=servers, shards=shards, snapshot_interval=snapshot_s, generation_interval=3_600.0
+        ),
+    )
+
+
+@contextmanager
+def threads(settings: Settings) -> Iterator[None]:
+    """All parameter servers that ``settings`` want, in threads of this process, ready to serve."""
+    from services.parameter_server.main import run
+
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def serve(name: str) -> None:
+        try:
+            run(settings, name, stop)
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    running = [
+        threading.Thread(target=serve, args=(f"parameter-server-{number}",))
+        for number in range(settings.parameters.servers)
+    ]
+    for thread in running:
+        thread.start()
+    try:
+        wait_ready(settings.data.dir, settings.parameters.servers, stop)
+        yield
+    finally:
+        stop.set()
+        for thread in running:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+def wait_ready(folder: Path, servers: int, stop: threading.Event | None = None) -> dict[str, Member]:
+    """Wait until as many servers say that they are ready."""
+    store = SqliteCoordination(folder / "coordination.db")
+    deadline = time.monotonic() + 60.0
+    try:
+        while stop is None or not stop.is_set():
+            found = Directory(store).refresh()
+            if sum(member.ready for member in found.values()) >= servers:
+                return found
+            assert time.monotonic() < deadline, "the parameter servers did not become ready"
+            time.sleep(0.02)
+        return {}
+    finally:
+        store.close()
+
+
+class Processes:
+    """Parameter servers as real processes, which a test may kill."""
+
+    def __init__(self, folder: Path, servers: int, shards: int, snapshot_s: float) -> None:
+        self.folder = folder
+        self._arguments = (str(servers), str(shards), str(snapshot_s))
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = tuple(f"parameter-server-{number}" for number in range(servers))
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start the server ``name``; its log goes to ``NAME.log``."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, __file__, str(self.folder), name, *self._arguments], stdout=log, stderr=log
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as a crash would."""
+        self._running[name].kill()
+        self._running.pop(name).wait()
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM; the exit status."""
+        process = self._running.pop(name)
+        process.terminate()
+        return process.wait(30)
+
+    def close(self) -> None:
+        for name in list(self._running):
+            self.kill(name)
+
+
+@contextmanager
+def client_of(folder: Path, deadline_s: float = 30.0) -> Iterator[ParameterClient]:
+    """A client of the servers below ``folder``."""
+    store = SqliteCoordination(folder / "coordination.db")
+    client = ParameterClient(store, deadline_s=deadline_s)
+    try:
+        yield client
+    finally:
+        client.close()
+        store.close()
+
+
+def main() -> None:
+    from services.processes import configure_logging, stop_on_signals
+
+    folder, name, servers, shards, snapshot_s = sys.argv[1:]
+    settings = make_settings(Path(folder), int(servers), int(shards), float(snapshot_s))
+    configure_logging(name)
+    from services.parameter_server.main import run
+
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stop_on_signals(stop):
+        run(settings, name, stop)
+
+
+if __name__ == "__main__":
+    main()
