@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -29,8 +30,10 @@ LINGER_S: Final = 0.003
 """How long changes gather before they are encoded."""
 RETRY_S: Final = 0.5
 PAGE: Final = 4_096
-SLICE: Final = 512
+SLICE: Final = 256
 """Items decoded or encoded in one go: some milliseconds of work."""
+REST: Final = 2.0
+"""A loop rests this many times as long as it worked: requests come first when changes come without end."""
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class Follower:
         model_name: str,
         clock_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._items = items
         self._freshness = freshness
@@ -55,6 +59,7 @@ class Follower:
         self._model_name = model_name
         self._clock_ms = clock_ms
         self._sleep = sleep
+        self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._reached: dict[int, tuple[int, Watermarks]] = {}
         self._generation: int | None = None
@@ -82,6 +87,7 @@ class Follower:
         cursor = 0
         store = self._store.blocking
         while True:
+            started_s = self._monotonic()
             ids, cursor = await self._store.call(partial(store.changes, ENTITY, cursor, PAGE))
             for start in range(0, len(ids), SLICE):
                 some = ids[start : start + SLICE]
@@ -90,7 +96,7 @@ class Follower:
                 self._changed.set()
             if len(ids) < PAGE:
                 self.catalogue_loaded = True
-                await self._sleep(POLL_S)
+                await self._sleep(self._pause_s(POLL_S, started_s))
 
     async def _follow_parameters(self) -> None:
         async for changes in self._parameters.follow(self._model_name, (RETRIEVAL, RANKING)):
@@ -110,16 +116,30 @@ class Follower:
         self._items.begin(dense)
 
     async def _encode(self) -> None:
+        pause_s = LINGER_S
         while True:
-            await self._changed.wait()
-            await self._sleep(LINGER_S)
+            if not self._items.building:
+                await self._changed.wait()
+            await self._sleep(pause_s)
+            started_s = self._monotonic()
             self._changed.clear()
+            try:
+                await self._fetch_unknown()
+            except ParameterError:
+                self._changed.set()  # what was not encoded now still has to be
+                raise
             reached, self._reached = self._reached, {}
-            await self._fetch_unknown()
-            while self._items.work(SLICE, self._clock_ms()):
+            while self._items.encode_served(SLICE, self._clock_ms()):
                 await self._sleep(0)
             for shard, (shards, marks) in reached.items():
                 self._freshness.advance(shard, shards, marks)
+            # A slice a round: a large new generation must not hold up what is served.
+            self._items.build_next(SLICE, self._clock_ms())
+            pause_s = self._pause_s(LINGER_S, started_s)
+
+    def _pause_s(self, least_s: float, started_s: float) -> float:
+        """Long enough that a loop takes a share of the processor at most, however much there is to do."""
+        return max(least_s, REST * (self._monotonic() - started_s))
 
     async def _fetch_unknown(self) -> None:
         """Rows that no change stream brought: of keys that the catalogue has only just come to know."""

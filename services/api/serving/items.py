@@ -107,15 +107,29 @@ class ItemState:
         newest = self._next or self.current
         return None if newest is None else newest.dense.generation
 
-    def work(self, most: int, now_ms: int) -> bool:
-        """Encode up to ``most`` items, those of the served generation first. False when nothing was to do."""
-        for generation in (self.current, self._next):
-            if generation is not None and len(rows := generation.take(most)):
-                self._encode(generation, rows, now_ms)
-                return True
-        if self._next is not None:
+    @property
+    def building(self) -> bool:
+        """Whether a next generation is on its way."""
+        return self._next is not None
+
+    def encode_served(self, most: int, now_ms: int) -> bool:
+        """Encode up to ``most`` changed items of the served generation; False when nothing was to do."""
+        return self.current is not None and self._encode_some(self.current, most, now_ms)
+
+    def build_next(self, most: int, now_ms: int) -> bool:
+        """Encode up to ``most`` items of the next generation, and swap it in once it lacks none; False when
+        nothing is being built."""
+        if self._next is None:
+            return False
+        if not self._encode_some(self._next, most, now_ms):
             self._swap()
-        return False
+        return True
+
+    def _encode_some(self, generation: Generation, most: int, now_ms: int) -> bool:
+        rows = generation.take(most)
+        if len(rows):
+            self._encode(generation, rows, now_ms)
+        return len(rows) > 0
 
     def _swap(self) -> None:
         self.current, self._next = self._next, None

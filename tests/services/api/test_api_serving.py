@@ -88,7 +88,9 @@ def dense(items: ItemState, generation: int, scale: float = 1.0) -> DenseSnapsho
 
 def drain(items: ItemState, slice_: int = 2) -> int:
     steps = 0
-    while items.work(slice_, NOW_MS):
+    while items.encode_served(slice_, NOW_MS):
+        steps += 1
+    while items.build_next(slice_, NOW_MS):
         steps += 1
     return steps
 
@@ -125,13 +127,15 @@ def test_a_change_during_the_building_of_a_generation_reaches_both() -> None:
     drain(items)
     served = items.current
     items.begin(dense(items, 2, scale=1.2))
-    assert items.work(3, NOW_MS)
+    assert items.build_next(3, NOW_MS)
     assert items.current is served, "not before it is whole"
     assert items.newest_generation == 2
     own = items.catalogue.keys[[0]]
     row = np.full((1, 32), 0.5, np.float32)
     items.apply_rows(RETRIEVAL, own, row)
     items.apply_cells(["e"], [{}], NOW_MS)
+    assert items.encode_served(5, NOW_MS), "the served generation has the change first"
+    assert items.current is served
     drain(items)
     assert items.current is not served
     assert items.current is not None
