@@ -18,7 +18,7 @@ from services.trainer.metrics import TrainerMetrics
 from services.trainer.trainer import Rewind, Trainer
 from sync.pushes import Source
 from tests.support.batches import SCHEMA, SMALL, micro_batch
-from tests.support.parameters import LocalParameters
+from tests.support.local_parameters import LocalParameters
 
 LOG = "samples-log"
 MODEL = RecommenderModel(SCHEMA, SMALL)
