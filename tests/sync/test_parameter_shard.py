@@ -251,6 +251,28 @@ def test_a_restored_shard_writes_above_what_it_restored_even_when_the_clock_went
     assert again.knowledge == {1: 9_001, 2: 9_002}
 
 
+def test_a_write_beats_the_row_it_touches_even_where_that_is_ahead_of_the_clock() -> None:
+    first, second = make(writer=1, now_us=9_000), make(writer=2, now_us=10)
+    push(first, 0, part("sgd", [1]), part("rowwise", [4]))
+    second.restore(replace(first.state(), clock=0))
+    push(second, 1, part("sgd", [5]))
+    assert second.table("sgd").versions(uint64([5]))[0].tolist() == [11]
+    push(second, 2, part("sgd", [5]), part("rowwise", [4, 5]))
+    assert second.table("sgd").versions(uint64([5]))[0].tolist() == [9_002]
+
+
+def test_a_new_row_does_not_inherit_what_its_slot_held() -> None:
+    shard, clean = make(), make()
+    for offset in range(2):
+        if offset:
+            columns = shard.table("rowwise")._columns
+            columns.state[1:] = 9.0
+            columns.values[1:] = 9.0
+        push(shard, offset, part("rowwise", [offset]))
+        push(clean, offset, part("rowwise", [offset]))
+    assert everything(shard) == everything(clean)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 2**32))
 def test_killed_and_restored_equals_undisturbed_bit_for_bit(
