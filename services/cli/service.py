@@ -27,10 +27,11 @@ def _command(service: str) -> None:
             bool, typer.Option("--with-parent", hidden=True, help="End when standard input closes.")
         ] = False,
     ) -> None:
-        from services.processes import run_service
+        from services.processes import leave, run_service
 
         options: Options = context.obj
         run_service(service, options.settings(), name, with_parent=with_parent)
+        leave()
 
 
 for _service in SERVICES:
