@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+MISSING: Final = 0
+"""The key of a value that is not there. It has no row: models see zeros, and learn nothing from it. (With a row
+of its own it would tie all entities that lack the value: what one of them does would move all others.)"""
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore import counters
-from featurestore.encoded import Encoded, Keys, Numbers, Ragged
+from featurestore.encoded import MISSING, Encoded, Keys, Numbers, Ragged
 from featurestore.feature import ID_SOURCE, Feature, SchemaError, suggestion
 from featurestore.online import Cell
 from featurestore.schema import Schema
@@ -42,7 +42,10 @@ class Encoder:
         return self.schema.columns(entity).width
 
     def key(self, feature_name: str, value: object) -> int:
-        """The 64-bit key of a categorical value: xxh3_64 of the key space's name, NUL and the text."""
+        """The 64-bit key of a categorical value: xxh3_64 of the key space's name, NUL and the text.
+
+        The empty text is no value: its key is MISSING.
+        """
         return self._cache(feature_name)[text_of(value)]
 
     def keys(self, feature_name: str, values: Sequence[object]) -> Keys:
@@ -232,6 +235,8 @@ class _KeyCache:
         return self._young
 
     def _compute(self, text: str) -> int:
+        if not text:
+            return MISSING
         import xxhash  # an extra of the stack: clients that hash nothing run without it
 
         return xxhash.xxh3_64_intdigest(self._prefix + text.encode("utf-8", "surrogatepass"))

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featurestore.encoded import Encoded, Keys
+from featurestore.encoded import MISSING, Encoded, Keys
 
 
 def unique_keys(parts: Iterable[Encoded]) -> Keys:
-    """All keys of ``parts``, each once, ascending ``[U]``."""
+    """All keys of ``parts`` but MISSING, each once, ascending ``[U]``."""
     columns = [
         column for part in parts for column in (part.categorical.reshape(-1), *(r.values for r in part.lists))
     ]
-    return np.unique(np.concatenate(columns)) if columns else np.empty(0, np.uint64)
+    keys = np.unique(np.concatenate(columns)) if columns else np.empty(0, np.uint64)
+    return keys[1:] if len(keys) and keys[0] == MISSING else keys
 
 
 def tensor(array: npt.NDArray[np.generic]) -> Tensor:
@@ -56,17 +57,20 @@ class Index:
 
 
 def _positions(keys: Keys, wanted: Keys) -> Tensor:
-    at = np.searchsorted(keys, wanted.reshape(-1))
-    if at.size and (
-        len(keys) == 0 or not np.array_equal(keys[np.minimum(at, len(keys) - 1)], wanted.reshape(-1))
-    ):
+    """Rows of ``wanted`` among ``keys``; MISSING is the row after the last, which ``embed`` keeps at zero."""
+    flat = wanted.reshape(-1)
+    at = np.searchsorted(keys, flat)
+    padded = np.append(keys, np.uint64(MISSING))
+    at[flat == MISSING] = len(keys)
+    if not np.array_equal(padded[at], flat):
         raise KeyError("an encoded key is not among the gathered keys")
     return torch.from_numpy(at.reshape(wanted.shape))
 
 
 def embed(index: Index, rows: Tensor) -> Tensor:
     """Vectors of all features ``[N, C + L, d]`` from gathered rows ``[U, d]``: categorical ones first, then
-    the mean of each list (0 for an empty one)."""
+    the mean of each list (0 for an empty one). What is MISSING has the vector 0 and gets no gradient."""
+    rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     vectors = [functional.embedding(index.categorical, rows)]
     for values, offsets in index.lists:
         pooled = functional.embedding_bag(values, rows, offsets, mode="mean", include_last_offset=True)

@@ -76,9 +76,12 @@ def burst(rest: Rest, user_id: str, liked: Sequence[str], n: int = 10) -> Burst:
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """Share of a category in the unseen items of the top ten: of new users who liked it, and of controls."""
+    """Share of a category in the unseen items of the top ten: of new users who liked it, and of controls.
 
-    category: str
+    The users take the ``categories`` in turn, and each control is asked for the category of its counterpart.
+    """
+
+    categories: tuple[str, ...]
     users: int
     liked_before: float
     liked_after: float
@@ -91,56 +94,59 @@ class Newcomers:
 
 def newcomers(
     rest: Rest,
-    category: str,
     categories: Mapping[str, Sequence[str]],
-    popular_of_category: Sequence[str],
+    popular_by_category: Mapping[str, Sequence[str]],
     users: int = 20,
     likes: int = 5,
     wait_s: float = 1.0,
     seed: int = 7,
     n: int = 10,
 ) -> Newcomers:
-    """``users`` new users like ``likes`` items of ``category`` each; as many others like nothing.
+    """``users`` new users like ``likes`` items of one category each; as many others like nothing.
 
-    ``categories`` gives the categories by item, ``popular_of_category`` what the likes are drawn from.
+    ``categories`` gives the categories by item; ``popular_by_category`` the categories that are liked, and what
+    the likes are drawn from.
     """
     generator = np.random.default_rng(seed)
     tag = f"{int(time.time() * 1e3):x}"
-    fans = {
-        f"new-{tag}-{index}": [
-            str(item) for item in generator.choice(np.array(popular_of_category), likes, replace=False)
-        ]
-        for index in range(users)
-    }
+    names = list(popular_by_category)
+    wanted = [names[index % len(names)] for index in range(users)]
+    liked = [
+        [str(item) for item in generator.choice(np.array(popular_by_category[name]), likes, replace=False)]
+        for name in wanted
+    ]
+    fans = [f"new-{tag}-{index}" for index in range(users)]
     controls = [f"control-{tag}-{index}" for index in range(users)]
 
-    def share(lists: Sequence[tuple[Recommendations, Sequence[str]]]) -> float:
+    def share(replies: Sequence[Recommendations], seen: Sequence[Sequence[str]]) -> float:
         shares = []
-        for reply, liked in lists:
-            unseen = [item for item in reply.item_ids if item not in liked]
-            shares.append(sum(category in categories.get(item, ()) for item in unseen) / max(len(unseen), 1))
+        for reply, name, items in zip(replies, wanted, seen, strict=True):
+            unseen = [item for item in reply.item_ids if item not in items]
+            shares.append(sum(name in categories.get(item, ()) for item in unseen) / max(len(unseen), 1))
         return float(np.mean(shares))
 
-    fans_before = [(rest.recommend(user, n), liked) for user, liked in fans.items()]
+    nothing: list[list[str]] = [[] for _ in range(users)]
+    fans_before = [rest.recommend(user, n) for user in fans]
     controls_before = [rest.recommend(user, n) for user in controls]
-    for user, liked in fans.items():
-        rest.send([like(user, item) for item in liked])
+    for user, items in zip(fans, liked, strict=True):
+        rest.send([like(user, item) for item in items])
     posted = time.monotonic()
     time.sleep(wait_s)
-    fans_after = [(rest.recommend(user, n), liked) for user, liked in fans.items()]
+    fans_after = [rest.recommend(user, n) for user in fans]
+    after_ms = (time.monotonic() - posted) * 1e3
     controls_after = [rest.recommend(user, n) for user in controls]
     kept = [
         len(set(a.item_ids) & set(b.item_ids)) / max(len(a.item_ids), 1)
         for a, b in zip(controls_before, controls_after, strict=True)
     ]
     return Newcomers(
-        category,
+        tuple(names),
         users,
-        share(fans_before),
-        share(fans_after),
-        share([(reply, ()) for reply in controls_before]),
-        share([(reply, ()) for reply in controls_after]),
-        (time.monotonic() - posted) * 1e3,
+        share(fans_before, liked),
+        share(fans_after, liked),
+        share(controls_before, nothing),
+        share(controls_after, nothing),
+        after_ms,
         float(np.mean(kept)),
     )
 

@@ -35,7 +35,7 @@ SPLIT: Final = 0.9
 _STALL_S: Final = 60.0
 _PROBES: Final = 200
 _REQUESTS: Final = 300
-_NEWCOMER_GENRE: Final = "Sci-Fi"
+_NEWCOMER_GENRES: Final = ("Sci-Fi", "Children's", "Horror", "War", "Musical")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,8 @@ def _ask(
     liked = _to_like(rest, person, categories)
     shown = burst(rest, person, liked)
     asking = progress.add_task("new users beside controls", total=1)
-    arrived = newcomers(
-        rest, _NEWCOMER_GENRE, categories, _popular_of(before, stack, categories, _NEWCOMER_GENRE)
-    )
+    favourites = {name: _popular_of(before, stack, categories, name) for name in _NEWCOMER_GENRES}
+    arrived = newcomers(rest, categories, favourites)
     progress.advance(asking)
     probing = progress.add_task("freshness probes", total=_PROBES)
     freshness = tuple(probes(rest, users, _PROBES, partial(progress.advance, probing)))

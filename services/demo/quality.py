@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from models.metrics import ndcg_at_k, recall_at_k
 
+from models.metrics import ndcg_at_k, recall_at_k
 from services.datasets.dataset import Dataset
 from services.demo.baselines import Holdout, Rows, at_random, popular
 from services.demo.rest import Rest

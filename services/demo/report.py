@@ -101,9 +101,7 @@ def _print_burst(outcome: Outcome, console: Console) -> None:
 
 def _print_newcomers(outcome: Outcome, console: Console) -> None:
     seen = outcome.newcomers
-    table = Table(
-        title=f"Share of {seen.category} among the unseen films of the top ten", title_justify="left"
-    )
+    table = Table(title="Share of one genre among the unseen films of the top ten", title_justify="left")
     for column in ("", "before", f"{seen.after_ms / 1e3:.1f} s after"):
         table.add_column(column, justify="right" if column else "left")
     table.add_row(
@@ -113,7 +111,10 @@ def _print_newcomers(outcome: Outcome, console: Console) -> None:
         f"{seen.users} new users who like none", f"{seen.control_before:.2f}", f"{seen.control_after:.2f}"
     )
     console.print(table)
-    console.print(f"the controls kept {seen.control_kept:.0%} of their lists\n")
+    console.print(
+        f"each new user took one of {', '.join(seen.categories)}; "
+        f"the controls kept {seen.control_kept:.0%} of their lists\n"
+    )
 
 
 def _print_times(outcome: Outcome, console: Console) -> None:

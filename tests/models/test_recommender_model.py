@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import SCHEMA, SMALL, dense_of, encoded, micro_batch, values_of
 
-from featurestore.encoded import Encoded, Ragged
+from featurestore.encoded import MISSING, Encoded, Ragged
 from models.gather import Index
 from models.parameters import RANKING, RETRIEVAL
 from models.samples import decode_batch, encode_batch
@@ -284,3 +284,19 @@ def test_learns_that_users_like_what_goes_with_their_recent_items():
     assert set(np.argsort(-scores)[:8].tolist()) <= set(range(10))
     logits = model.rank(user, items, rows_of(model.pair_keys(user, items)), dense)
     assert logits[:10].mean() > logits[10:].mean() + 1
+
+
+def test_users_who_lack_an_attribute_share_no_row():
+    model = RecommenderModel(SCHEMA, SMALL)
+    batch = micro_batch(5)
+    lacking = batch.users.categorical.copy()
+    lacking[:, 1:] = MISSING
+    without = replace(batch, users=replace(batch.users, categorical=lacking))
+    keys = model.keys(without)
+    assert all(MISSING not in found for found in keys.values())
+    gradients = model.gradients(without, values_of(model, keys), dense_of(model))
+    assert all(np.isfinite(found).all() for found in gradients.tables.values())
+    nobody = replace(batch.users, categorical=np.full_like(lacking, MISSING)).take(np.arange(1))
+    nobody = replace(nobody, lists=tuple(Ragged(r.values[:0], np.zeros(2, np.int64)) for r in nobody.lists))
+    rows = values_of(model, model.user_keys(nobody))
+    assert model.encode_users(nobody, rows, dense_of(model)).shape == (1, SMALL.retrieval_dim)
