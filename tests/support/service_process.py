@@ -1,0 +1,83 @@
+"""Real services as processes of their own: ``python -m tests.support.service_process SERVICE NAME SETTINGS``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.processes import run_service
+from services.settings.model import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Running:
+    """One service process that can be killed and started again."""
+
+    def __init__(self, service: str, name: str, settings: Settings) -> None:
+        folder = settings.data.dir / "run"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"{name}.json"
+        self._file.write_text(settings.model_dump_json())
+        self.output = folder / f"{name}.log"
+        self._command = [
+            sys.executable, "-m", "tests.support.service_process", service, name, str(self._file),
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye of any kind."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def died(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+
+@contextmanager
+def service(name: str, settings: Settings, kind: str | None = None) -> Iterator[Running]:
+    """Within the block the service runs as ``name`` (its kind is the name without its number)."""
+    running = Running(kind or name.rstrip("0123456789-"), name, settings)
+    running.start()
+    try:
+        yield running
+        assert running.stop() == 0, running.output.read_text()[-3_000:]
+    except BaseException:
+        running.kill()
+        print(f"--- {name}\n{running.output.read_text()[-3_000:]}")
+        raise
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 30.0, pause_s: float = 0.01) -> None:
+    """Wait until ``holds()``. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s")
+        time.sleep(pause_s)
+
+
+if __name__ == "__main__":
+    run_service(sys.argv[1], Settings.model_validate_json(Path(sys.argv[3]).read_text()), sys.argv[2])
