@@ -90,7 +90,7 @@ class SqliteCoordination:
 
     def _open(self, path: Path) -> None:
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
+            self._use_wal()
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
             self._db.execute("INSERT OR IGNORE INTO state VALUES (1, ?, 0)", (FORMAT,))
@@ -99,6 +99,19 @@ class SqliteCoordination:
             raise Unavailable(f"{path}: {error}") from error
         if found != FORMAT:
             raise CoordinationError(f"{path} has format {found}; this version reads {FORMAT}")
+
+    def _use_wal(self) -> None:
+        # SQLite's own waiting does not cover this switch: of several processes that make the file at once, all
+        # but one are told that it is locked.
+        deadline = self._monotonic() + _BUSY_MS / 1_000
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError:
+                if self._monotonic() >= deadline:
+                    raise
+            self._sleep(_POLL_S)
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -109,10 +122,11 @@ class SqliteCoordination:
                 try:
                     self._expire()
                     yield self._db
+                    self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
             except sqlite3.Error as error:
                 raise Unavailable(str(error)) from error
 

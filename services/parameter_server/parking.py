@@ -78,4 +78,5 @@ class Parking:
 
     def next_s(self, now_s: float, at_most_s: float) -> float:
         """Seconds until the next poll has to be answered, but not more than ``at_most_s``."""
-        return max(0.0, min((poll.until_s - now_s for poll in self.polls), default=at_most_s))
+        soonest = min((poll.until_s - now_s for poll in self.polls), default=at_most_s)
+        return max(0.0, min(soonest, at_most_s))

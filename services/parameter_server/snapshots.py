@@ -110,12 +110,11 @@ class SnapshotSeries:
         return sorted(path for path in self._folder.glob(f"*{suffix}") if path.stem.isdecimal())
 
     def _make_folder(self) -> None:
-        if self._folder.is_dir():
-            return
-        self._folder.mkdir(parents=True)
+        missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.is_dir()]
+        self._folder.mkdir(parents=True, exist_ok=True)
         # A file is only as durable as the names that lead to it.
-        for folder in (self._folder, *list(self._folder.parents)[:3]):
-            _sync_folder(folder)
+        for folder in missing:
+            _sync_folder(folder.parent)
 
     def _sweep(self) -> None:
         for path in self._folder.glob(f"*{TEMPORARY}"):

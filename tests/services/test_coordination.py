@@ -263,6 +263,28 @@ def test_sqlite_outlives_its_process(tmp_path: Path) -> None:
     store.close()
 
 
+def test_sqlite_may_be_made_by_several_at_once(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+    counts: list[int] = []
+
+    def use(path: Path) -> None:
+        try:
+            store = SqliteCoordination(path)
+            counts.append(store.increment("n"))
+            store.close()
+        except CoordinationError as error:
+            failures.append(error)
+
+    for round_ in range(40):
+        threads = [threading.Thread(target=use, args=(tmp_path / f"{round_}.db",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert sorted(counts) == sorted([1, 2, 3, 4] * 40)
+
+
 def test_sqlite_refuses_another_format(tmp_path: Path) -> None:
     store = SqliteCoordination(tmp_path / "c.db")
     with store._write() as db:

@@ -172,7 +172,8 @@ def threads(settings: Settings) -> Iterator[None]:
         thread.start()
     try:
         wait_ready(settings.data.dir, settings.parameters.servers, stop)
-        yield
+        if not failures:
+            yield
     finally:
         stop.set()
         for thread in running:
