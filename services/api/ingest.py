@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from services.api.problems import Problem
@@ -50,13 +50,17 @@ class IngestStats:
     events: int = 0
     refused: int = 0
     failed: int = 0
-    last_append_s: float = field(default=0.0)
+
+
+def _unobserved(events: int, seconds: float) -> None:
+    """Whoever measures nothing."""
 
 
 class Ingest:
     """Appends events to the log for one event loop. ``start`` and ``close`` belong to that loop's thread.
 
-    ``limit``: events waiting at most. A failed append is not retried here: the client is told (503) and
+    ``limit``: events waiting at most. ``observe`` is told the events and seconds of each append, on the
+    appending thread. A failed append is not retried here: the client is told (503) and
     decides, since only its event ids make a repeat harmless.
     """
 
@@ -65,12 +69,14 @@ class Ingest:
         open_producer: Callable[[], Producer],
         partitions: int,
         limit: int,
+        observe: Callable[[int, float], None] = _unobserved,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open = open_producer
         self._producer: Producer | None = None
         self._partitions = partitions
         self._limit = limit
+        self._observe = observe
         self._clock_s = clock_s
         self._waiting: deque[_Waiting] = deque()
         self._held = 0  # events waiting or being appended
@@ -137,7 +143,7 @@ class Ingest:
                 # The thread must outlive whatever a backend throws, or every later event would hang.
                 log.exception("appending %d events failed", len(messages))
                 outcome = Problem("internal")
-            self.stats.last_append_s = self._clock_s() - started
+            self._observe(len(messages), self._clock_s() - started)
             self._tell(group, len(messages), outcome)
 
     def _next_group(self) -> list[_Waiting]:

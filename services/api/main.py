@@ -57,10 +57,11 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         stack.callback(events.close)
         store = AsyncStore(lambda: open_store(settings))
         stack.callback(store.close)
-        ingest = Ingest(events.producer, events.partitions(EVENTS), settings.api.queue)
+        metrics = ApiMetrics()
+        ingest = Ingest(events.producer, events.partitions(EVENTS), settings.api.queue, metrics.appended)
         ingest.start()
         stack.push_async_callback(ingest.close)
-        api = Api(settings, open_schema(settings), ingest, store, ApiMetrics(), events.incarnation(EVENTS))
+        api = Api(settings, open_schema(settings), ingest, store, metrics, events.incarnation(EVENTS))
         serving = open_serving(api, coordination, events.partitions(EVENTS))
         stack.push_async_callback(serving.close)
         readiness = Readiness(api, serving, events, coordination)
@@ -144,9 +145,8 @@ def _register(settings: Settings, name: str, coordination: Coordination, bound: 
 
 def _measure(api: Api, serving: Serving) -> None:
     """Gauges of what is held in memory, and the counters of the group commit."""
-    stats, gauge = api.ingest.stats, api.metrics.gauge
+    gauge = api.metrics.gauge
     gauge("headwater_api_queue_events", "Events waiting for the log.", lambda: float(api.ingest.waiting))
-    gauge("headwater_api_log_append_seconds", "Time of the last append.", lambda: stats.last_append_s)
     gauge("headwater_api_items", "Items in memory.", lambda: float(len(serving.items.catalogue)))
     gauge("headwater_api_item_rows", "Embedding rows in memory.", lambda: float(len(serving.items.rows)))
     gauge(

@@ -11,6 +11,9 @@ LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 FRESHNESS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
+GROUP: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000)
+
+
 class ApiMetrics:
     """The API's counters, histograms and gauges. Label sets are bounded: routes are templates."""
 
@@ -47,6 +50,18 @@ class ApiMetrics:
             buckets=FRESHNESS_S,
             registry=self.registry,
         )
+        self._append_s = Histogram(
+            "headwater_api_log_append_seconds",
+            "Time of one append to the event log: a group of events, until they are durable.",
+            buckets=LATENCY_S,
+            registry=self.registry,
+        )
+        self._group = Histogram(
+            "headwater_api_log_append_events",
+            "Events in one append to the event log.",
+            buckets=GROUP,
+            registry=self.registry,
+        )
         self._children: dict[tuple[str, str, int], Callable[[float], None]] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -67,6 +82,11 @@ class ApiMetrics:
             histogram.observe(seconds)
 
         return observe
+
+    def appended(self, events: int, seconds: float) -> None:
+        """Count one append to the event log."""
+        self._append_s.observe(seconds)
+        self._group.observe(events)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when the metrics are."""
