@@ -121,7 +121,10 @@ class Processor:
         records = self._consumer.poll(most, timeout_s)
         deadline_s = self._monotonic() + self._plan.linger_s
         while records and len(records) < most and (left_s := deadline_s - self._monotonic()) > 0:
-            records += self._consumer.poll(most - len(records), left_s)
+            more = self._consumer.poll(most - len(records), left_s)
+            if not more:
+                break
+            records += more
         return records
 
     def _process(self, records: Sequence[Record], polled_s: float) -> None:

@@ -11,6 +11,7 @@ recorded samples, read in the same order, leave the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -34,6 +35,9 @@ from services.trainer.metrics import TrainerMetrics
 from sync.pushes import Source
 
 NOTHING: Final = -1
+
+log = logging.getLogger(__name__)
+
 Parts = Mapping[str, tuple[Keys, Rows]]
 
 
@@ -120,7 +124,10 @@ class Trainer:
             return self._rewind(record.partition)
         if any(reply.status == "gap" for reply in replies.values()):
             return self._rewind(record.partition)
-        self._metrics.refused.inc(sum(reply.status == "refused" for reply in replies.values()))
+        for shard, reply in replies.items():
+            if reply.status == "refused":
+                self._metrics.refused.inc()
+                log.error("shard %d refused the push of %s: %s", shard, _place(record), reply.reason)
         self._shards[record.partition] = {
             shard: Applied(reply.applied, reply.durable, reply.incarnation)
             for shard, reply in replies.items()
@@ -151,10 +158,10 @@ class Trainer:
         """The events position and gradients of a record; none of what cannot be used."""
         try:
             batch = decode_batch(record.value)
-        except SampleFormatError:
-            self._metrics.skipped.labels("undecodable").inc()
+        except SampleFormatError as error:
+            self._skip(record, "undecodable", str(error))
             return None, {}
-        if not self._is_ours(batch) or len(batch) == 0:
+        if len(batch) == 0 or not self._is_ours(record, batch):
             return batch.watermark, {}
         keys = self._model.keys(batch)
         rows = self._parameters.pull(self._name, keys).rows
@@ -167,16 +174,20 @@ class Trainer:
         parts[DENSE] = (self._model.needs.dense.keys, gradients.dense)
         return batch.watermark, parts
 
-    def _is_ours(self, batch: MicroBatch) -> bool:
+    def _is_ours(self, record: Record, batch: MicroBatch) -> bool:
         if batch.model != self._name:
-            self._metrics.skipped.labels("model").inc()
+            self._skip(record, "model", f"it is for model {batch.model!r}, this trainer's is {self._name!r}")
             return False
         try:
             require_same(batch, self._model.schema.fingerprint)
-        except SchemaMismatch:
-            self._metrics.skipped.labels("fingerprint").inc()
+        except SchemaMismatch as error:
+            self._skip(record, "fingerprint", str(error))
             return False
         return True
+
+    def _skip(self, record: Record, code: str, reason: str) -> None:
+        self._metrics.skipped.labels(code).inc()
+        log.warning("%s cannot be learned from: %s", _place(record), reason)
 
     def _rewind(self, partition: int) -> Rewind:
         self._metrics.rewinds.inc()
@@ -187,3 +198,7 @@ class Trainer:
 
     def _source(self, partition: int) -> Source:
         return Source(self._log, partition)
+
+
+def _place(record: Record) -> str:
+    return f"{record.topic}/{record.partition}@{record.offset}"

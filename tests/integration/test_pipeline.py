@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.local_parameters import LocalParameters
+from support.service_process import eventually, service
 
 from featurestore import counters
 from featurestore.online import EntityKey
@@ -41,8 +43,6 @@ from services.topics import EVENTS, PROCESSOR_GROUP, REJECTED, SAMPLES, TRAINER_
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.trainer import Trainer
 from sync.pushes import Source
-from tests.support.local_parameters import LocalParameters
-from tests.support.service_process import eventually, service
 
 NOW = 1_700_000_000_000
 SCHEMA = default_schema()

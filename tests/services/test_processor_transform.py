@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.processing import LOG, NEGATIVES, NOW, World, context, records_of
 
 from featurestore import counters
 from featurestore.encoder import Encoder
@@ -14,7 +15,6 @@ from featurestore.schema import default_schema
 from models.samples import decode_batch, encode_batch
 from services.events import Impression, Interaction, ItemEvent, UserEvent
 from services.processor.users import read_state, seen_keys
-from tests.support.processing import LOG, NEGATIVES, NOW, World, context, records_of
 
 users = st.sampled_from(["ann", "bob", "cyd"])
 items = st.sampled_from([f"i{n}" for n in range(8)])

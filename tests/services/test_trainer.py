@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.batches import SCHEMA, SMALL, micro_batch
+from support.local_parameters import LocalParameters
 
 from models.samples import MicroBatch, encode_batch
 from models.training import RecommenderModel
@@ -17,8 +19,6 @@ from services.trainer.main import Loop
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.trainer import Rewind, Trainer
 from sync.pushes import Source
-from tests.support.batches import SCHEMA, SMALL, micro_batch
-from tests.support.local_parameters import LocalParameters
 
 LOG = "samples-log"
 MODEL = RecommenderModel(SCHEMA, SMALL)
