@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from featurestore.encoder import Encoder
 from featurestore.online import Cell
@@ -27,6 +27,9 @@ from services.parameter_server.client import AsyncParameterClient
 from services.parameter_server.types import Mark, ParameterError, Pulled
 
 T = TypeVar("T")
+
+RESERVE_S: Final = 0.05
+"""Kept back from waiting for freshness, so that a list that comes too early is still a proper one."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ class Recommender:
         """All that has to be waited for."""
         late = False
         if query.min_freshness is not None:
-            late = not await self._freshness.reached(query.min_freshness, self._left_s(query))
+            late = not await self._freshness.reached(query.min_freshness, self._patience_s(query))
         cells = await self._within(query, load(self._store, query.user_id))
         who = self._person(query, cells or {})
         pulled = await self._within(query, self._pull(who)) if self._items.current is not None else None
@@ -118,8 +121,10 @@ class Recommender:
             log.warning("a list is made without a dependency: %s", error)
             return None
 
-    def _left_s(self, query: Query) -> float:
-        return max(query.deadline_s - asyncio.get_running_loop().time(), 0.0)
+    def _patience_s(self, query: Query) -> float:
+        """How long to wait for freshness: what is left, less the time to make a list without it."""
+        left_s = max(query.deadline_s - asyncio.get_running_loop().time(), 0.0)
+        return left_s - min(RESERVE_S, left_s / 2)
 
     def _picks(
         self,
