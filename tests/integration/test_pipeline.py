@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.kafka import kafka_broker
 from support.local_parameters import LocalParameters
 from support.service_process import eventually, service
 
@@ -127,9 +128,8 @@ def least_applied(client: ParameterClient, source: Source) -> int:
         return -1
 
 
-def test_a_processor_killed_at_random_points_makes_each_sample_once(tmp_path):
-    settings = small_settings(tmp_path, partitions=3, offline=True)
-    events = some_events(2_500)
+def kill_and_finish(settings: Settings, events: Sequence[Event], shares: Sequence[float]) -> None:
+    """Process ``events`` by a processor that is killed once so large a share of them is left."""
     chance = random.Random(3)
     with closing(open_log(settings)) as log:
         append(log, events)
@@ -138,17 +138,31 @@ def test_a_processor_killed_at_random_points_makes_each_sample_once(tmp_path):
             return sum(lag.messages for lag in log.lag(PROCESSOR_GROUP, EVENTS))
 
         with service("processor-0", settings) as processor:
-            for share in (0.8, 0.5, 0.15):
+            for share in shares:
                 eventually(lambda share=share: left() < share * len(events), pause_s=0.001)
                 time.sleep(chance.uniform(0, 0.02))
                 processor.kill()
                 processor.start()
-            eventually(lambda: left() == 0)
+            eventually(lambda: left() == 0, timeout_s=60)
         batches = [decode_batch(value) for value in read_all(log, SAMPLES)]
         assert read_all(log, REJECTED) == []
     assert_each_sample_once(events, batches)
     assert_features_are_right(settings, events)
+
+
+def test_a_processor_killed_at_random_points_makes_each_sample_once(tmp_path):
+    settings = small_settings(tmp_path, partitions=3, offline=True)
+    events = some_events(2_500)
+    kill_and_finish(settings, events, (0.8, 0.5, 0.15))
     assert_offline_log_is_whole(settings, events)
+
+
+@pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")  # kafka-python's
+def test_a_processor_on_kafka_killed_at_a_random_point_makes_each_sample_once(tmp_path):
+    with kafka_broker(tmp_path) as broker:
+        settings = small_settings(tmp_path, partitions=2)
+        kafka = LogSettings(backend="kafka", servers=broker, partitions=2)
+        kill_and_finish(settings.model_copy(update={"log": kafka}), some_events(1_500), (0.5,))
 
 
 def assert_each_sample_once(events: Sequence[Event], batches: Sequence[MicroBatch]) -> None:
