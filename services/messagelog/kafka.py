@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, errors
+from kafka import IsolationLevel, KafkaAdminClient, KafkaConsumer, KafkaProducer, errors
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import MemberToRemove
 from kafka.consumer.fetcher import ConsumerRecord
@@ -34,7 +34,9 @@ SESSION_MS: Final = 6_000
 TRANSACTION_MS: Final = 10_000
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 _BLOCK_MS: Final = 10_000
+_METADATA_MS: Final = 10_000
 _READY_S: Final = 15.0
+_SETTLE_S: Final = 0.5
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ def _make_consumer(servers: str, group: str | None, member: str | None) -> Kafka
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=SESSION_MS // 4,
         fetch_max_wait_ms=100,
+        metadata_max_age_ms=_METADATA_MS,
         max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
         metrics_enabled=False,
     )
@@ -90,6 +93,23 @@ def _records(found: Mapping[KafkaPartition, Sequence[ConsumerRecord]]) -> list[R
     ]
 
 
+class _Topics:
+    """Numbers of partitions, asked for once per topic. Producers look here before they send, since the client
+    would let the broker make a topic that is missing, or wait a long time for it."""
+
+    def __init__(self, ask: Callable[[str], int]) -> None:
+        self._ask = ask
+        self._known: dict[str, int] = {}
+
+    def require(self, messages: Sequence[Message]) -> None:
+        """Raises UnknownTopic if a message goes to a topic or partition that does not exist."""
+        for topic, partition in {(message.topic, message.partition) for message in messages}:
+            if topic not in self._known:
+                self._known[topic] = self._ask(topic)
+            if not 0 <= partition < self._known[topic]:
+                raise UnknownTopic(f"topic {topic} has {self._known[topic]} partitions; {partition} is none")
+
+
 def _foreign(at: TopicPartition) -> KafkaPartition:
     return KafkaPartition(at.topic, at.partition)
 
@@ -111,11 +131,13 @@ def _patiently(ask: Callable[[], T]) -> T:
 class KafkaLogProducer:
     """Appends messages; see the contract."""
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: str, topics: _Topics) -> None:
+        self._topics = topics
         with translated():
             self._producer = _make_producer(servers, None)
 
     def append(self, messages: Sequence[Message]) -> list[int]:
+        self._topics.require(messages)
         with translated():
             offsets = [_send(self._producer, message) for message in messages]
             self._producer.flush(_BLOCK_MS / 1e3)
@@ -128,14 +150,29 @@ class KafkaLogProducer:
 class KafkaLogConsumer:
     """A member of a consumer group; see the contract."""
 
-    def __init__(self, servers: str, group: str, names: Sequence[str], member: str) -> None:
-        self._servers, self._group, self._member = servers, group, member
+    def __init__(self, servers: str, group: str, names: Sequence[str], member: str, topics: _Topics) -> None:
+        self._servers, self._group, self._member, self._topics = servers, group, member, topics
         self._transactional: KafkaProducer | None = None
         self._closed = False
         with translated():
-            self._open_transactions()
             self._consumer = _make_consumer(servers, group, member)
-            self._consumer.subscribe(list(names))
+            try:
+                self._subscribe(names)
+                self._open_transactions()
+            except BaseException:
+                self._consumer.close(autocommit=False)
+                raise
+
+    def _subscribe(self, names: Sequence[str]) -> None:
+        """Subscribe, and learn the partitions before the group is joined.
+
+        The client may mistake the answer to its first question about the cluster for one about these topics; as
+        leader of the group it then hands out no partition until its metadata grow old.
+        """
+        self._consumer.bootstrap(timeout_ms=_BLOCK_MS)
+        self._consumer.subscribe(list(names))
+        for name in names:
+            self._consumer.partitions_for_topic(name)
 
     def _open_transactions(self) -> KafkaProducer:
         if self._transactional is None:
@@ -171,6 +208,7 @@ class KafkaLogConsumer:
 
     def transact(self, offsets: Mapping[TopicPartition, int], messages: Sequence[Message]) -> None:
         self._require(offsets)
+        self._topics.require(messages)
         with translated():
             producer = self._open_transactions()
             try:
@@ -205,17 +243,22 @@ class KafkaLogConsumer:
         if self._closed:
             return
         self._closed = True
+        member_id = self._consumer.group_metadata().member_id
         self._consumer.close(autocommit=False)
         if self._transactional is not None:
             self._transactional.close(timeout=5)
-        self._leave()
+        if member_id:
+            self._leave(member_id)
 
-    def _leave(self) -> None:
-        """A static member that merely closes keeps its partitions for the session time-out; so take it out."""
+    def _leave(self, member_id: str) -> None:
+        """A static member that merely closes keeps its partitions for the session time-out; so take it out.
+
+        ``member_id`` is the broker's name for this instance: without it a successor would be taken out.
+        """
         with translated():
             admin = KafkaAdminClient(bootstrap_servers=self._servers)
             try:
-                admin.remove_group_members(self._group, [MemberToRemove(None, self._member)])
+                admin.remove_group_members(self._group, [MemberToRemove(member_id, self._member)])
             except (errors.UnknownMemberIdError, errors.GroupIdNotFoundError):
                 pass  # Gone already, which is what was wanted.
             finally:
@@ -284,40 +327,56 @@ class KafkaLog:
         return len(listed)
 
     def producer(self) -> KafkaLogProducer:
-        return KafkaLogProducer(self._servers)
+        return KafkaLogProducer(self._servers, _Topics(self.partitions))
 
     def consumer(self, group: str, names: Sequence[str], *, member: str) -> KafkaLogConsumer:
         for name in names:
             self._known(name)
-        return KafkaLogConsumer(self._servers, group, names, member)
+        return KafkaLogConsumer(self._servers, group, names, member, _Topics(self.partitions))
 
     def read(self, partition: TopicPartition, offset: int, max_records: int) -> list[Record]:
-        end = self.end_offset(partition)
+        """See the contract. What a transaction has just committed shows a moment later: so this waits a little
+        for what is still open, but not for the time-out of one whose producer died."""
+        stable = self._end(partition, IsolationLevel.READ_COMMITTED)
+        end = self._end(partition, IsolationLevel.READ_UNCOMMITTED)
         with translated():
             consumer = _make_consumer(self._servers, None, None)
             try:
-                return self._read_with(consumer, partition, offset, end, max_records)
+                return self._read_with(consumer, partition, offset, (stable, end), max_records)
             finally:
                 consumer.close(autocommit=False)
 
     def _read_with(
-        self, consumer: KafkaConsumer, partition: TopicPartition, offset: int, end: int, max_records: int
+        self,
+        consumer: KafkaConsumer,
+        partition: TopicPartition,
+        offset: int,
+        ends: tuple[int, int],
+        max_records: int,
     ) -> list[Record]:
+        stable, end = ends
         at = _foreign(partition)
         consumer.assign([at])
         first = consumer.beginning_offsets([at])[at]
         consumer.seek(at, max(offset, first))
         records: list[Record] = []
-        deadline = time.monotonic() + _READY_S
-        while len(records) < max_records and consumer.position(at) < end and time.monotonic() < deadline:
-            found = consumer.poll(timeout_ms=200, max_records=max_records - len(records))
+        began = time.monotonic()
+        while len(records) < max_records and (position := consumer.position(at)) < end:
+            if time.monotonic() - began > (_READY_S if position < stable else _SETTLE_S):
+                break
+            found = consumer.poll(timeout_ms=100, max_records=max_records - len(records))
             records += _records(found)
         return records
 
     def end_offset(self, partition: TopicPartition) -> int:
+        return self._end(partition, IsolationLevel.READ_UNCOMMITTED)
+
+    def _end(self, partition: TopicPartition, isolation: IsolationLevel) -> int:
+        """Where readers of that isolation stop now; a transaction that is open holds up the committed ones."""
         self._known(partition.topic)
         at = _foreign(partition)
-        return int(_patiently(lambda: self._admin.list_partition_offsets({at: -1}))[at].offset)
+        found = _patiently(lambda: self._admin.list_partition_offsets({at: -1}, isolation_level=isolation))
+        return int(found[at].offset)
 
     def lag(self, group: str, topic: str) -> list[Lag]:
         """See the contract. ``messages`` counts transaction markers too, so it is an upper bound."""
@@ -327,7 +386,7 @@ class KafkaLog:
         for at in every:
             known = stored.get(group, {}).get(_foreign(at))
             committed = max(known.offset, 0) if known is not None else 0
-            end = self.end_offset(at)
+            end = self._end(at, IsolationLevel.READ_COMMITTED)
             oldest = self.read(at, committed, 1) if committed < end else []
             seconds = max(0.0, time.time() - oldest[0].accepted_at_ms / 1e3) if oldest else 0.0
             lags.append(Lag(at.partition, committed, end, end - committed if oldest else 0, seconds))

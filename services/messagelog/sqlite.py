@@ -87,7 +87,7 @@ class SqliteConsumer:
         self._me = groups.Membership(group, member, uuid.uuid4().hex)
         self._topics = tuple(names)
         self._session_s = session_s
-        self._owned: frozenset[TopicPartition] = frozenset()
+        self._epochs: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._generation = -1
         self._beat_at = time.monotonic()
@@ -106,10 +106,10 @@ class SqliteConsumer:
             groups.join(db, self._me, counts, _now_ms(), self._session_s)
 
     def assignment(self) -> frozenset[TopicPartition]:
-        return self._owned
+        return frozenset(self._epochs)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        if partition not in self._owned:
+        if partition not in self._epochs:
             raise Fenced(f"{self._me.member} does not own {partition.topic}/{partition.partition}")
         self._next[partition] = offset
 
@@ -144,17 +144,16 @@ class SqliteConsumer:
             return
         with self._files.pipeline.snapshot() as db:
             current = groups.generation(db, self._me.group)
-            owned = groups.owned(db, self._me)
-            gained = owned - self._owned
+            epochs = groups.owned(db, self._me)
+            # A partition that left and came back counts as gained: another may have committed meanwhile.
+            gained = {at for at, epoch in epochs.items() if self._epochs.get(at) != epoch}
             stored = groups.committed(db, self._me.group, gained)
-        self._next = {at: self._next[at] for at in self._owned & owned} | {
-            at: stored.get(at, 0) for at in gained
-        }
-        self._owned, self._generation = owned, current
+        self._next = {at: stored.get(at, 0) if at in gained else self._next[at] for at in epochs}
+        self._epochs, self._generation = epochs, current
 
     def _read(self, max_records: int) -> list[Record]:
         """Take from the owned partitions in turn, beginning with another one each time."""
-        ordered = sorted(self._owned)
+        ordered = sorted(self._epochs)
         self._turn += 1
         records: list[Record] = []
         for step in range(len(ordered)):
@@ -170,14 +169,14 @@ class SqliteConsumer:
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         with self._files.pipeline.writing(ring=False) as db:
-            groups.commit(db, self._me, offsets)
+            groups.commit(db, self._me, offsets, self._epochs)
 
     def transact(self, offsets: Mapping[TopicPartition, int], messages: Sequence[Message]) -> None:
         outside = sorted({message.topic for message in messages} & SEPARATE)
         if outside:
             raise LogError(f"{', '.join(outside)}: only producers append there, not transactions")
         with self._files.pipeline.writing(ring=bool(messages)) as db:
-            groups.commit(db, self._me, offsets)
+            groups.commit(db, self._me, offsets, self._epochs)
             topics.append(db, messages)
 
     def close(self) -> None:

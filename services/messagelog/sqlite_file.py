@@ -71,6 +71,7 @@ class LogFile:
     def __init__(self, folder: Path, name: str, *, max_bytes: int) -> None:
         self.bell_path = folder / f"{name}.bell"
         self._mutex = threading.RLock()
+        self._closed = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -156,7 +157,11 @@ class LogFile:
         self._bell.close()
 
     def close(self) -> None:
+        """Close the connection. A second call does nothing: its descriptors may be another's by then."""
         with self._mutex, _translated():
+            if self._closed:
+                return
+            self._closed = True
             try:
                 self._db.close()
             finally:

@@ -2,7 +2,9 @@
 
 Functions over an open transaction of the file that holds the groups. A member that was not seen for the session
 time-out is dropped by whoever looks next; partitions are then dealt anew. An owner is a member *and* the instance
-that joined under its name, so a restarted member fences its former self at once.
+that joined under its name, so a restarted member fences its former self at once. Each partition also carries the
+epoch (generation of the group) since which its owner has it, and a commit names that epoch: a member whose partition
+was another's meanwhile is refused even when it has the partition back, since the other may have done its work.
 """
 
 from __future__ import annotations
@@ -78,13 +80,13 @@ def replaced(db: sqlite3.Connection, me: Membership) -> bool:
     return row is not None and row[0] != me.instance
 
 
-def owned(db: sqlite3.Connection, me: Membership) -> frozenset[TopicPartition]:
-    """The partitions dealt to this very instance."""
+def owned(db: sqlite3.Connection, me: Membership) -> dict[TopicPartition, int]:
+    """The partitions dealt to this very instance, each with the epoch since which it has them."""
     rows = db.execute(
-        "SELECT topic, partition FROM assignments WHERE grp = ? AND member = ? AND instance = ?",
+        "SELECT topic, partition, epoch FROM assignments WHERE grp = ? AND member = ? AND instance = ?",
         (me.group, me.member, me.instance),
     )
-    return frozenset(TopicPartition(topic, partition) for topic, partition in rows)
+    return {TopicPartition(topic, partition): epoch for topic, partition, epoch in rows}
 
 
 def committed(
@@ -102,9 +104,15 @@ def committed(
     return found
 
 
-def commit(db: sqlite3.Connection, me: Membership, offsets: Mapping[TopicPartition, int]) -> None:
-    """Record ``offsets``. Raises Fenced if this instance does not own one of the partitions."""
-    lost = sorted(offsets.keys() - owned(db, me))
+def commit(
+    db: sqlite3.Connection,
+    me: Membership,
+    offsets: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int],
+) -> None:
+    """Record ``offsets`` of partitions held in ``epochs``. Raises Fenced if one was not held all that time."""
+    held = owned(db, me).items() & epochs.items()
+    lost = sorted(offsets.keys() - {at for at, _ in held})
     if lost:
         names = ", ".join(f"{at.topic}/{at.partition}" for at in lost)
         raise Fenced(f"{me.member} of group {me.group} does not own {names} any more; nothing was written")
@@ -115,8 +123,12 @@ def commit(db: sqlite3.Connection, me: Membership, offsets: Mapping[TopicPartiti
 
 
 def forget_topic(db: sqlite3.Connection, topic: str) -> None:
-    """Drop offsets of a topic that was deleted; its next incarnation is read from the start."""
+    """Drop offsets and owners of a topic that was deleted; its next incarnation is read from the start."""
+    groups = db.execute("SELECT DISTINCT grp FROM assignments WHERE topic = ?", (topic,)).fetchall()
     db.execute("DELETE FROM offsets WHERE topic = ?", (topic,))
+    db.execute("DELETE FROM assignments WHERE topic = ?", (topic,))
+    for (group,) in groups:
+        _deal(db, group)
 
 
 def _drop_dead(db: sqlite3.Connection, group: str, now_ms: int, session_s: float) -> bool:

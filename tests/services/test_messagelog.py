@@ -169,6 +169,33 @@ class TestContract:
         append(log, messages(topic, [b"new"]))
         assert [r.value for r in take(join("g", topic), 1)] == [b"new"]
 
+    def test_appending_to_what_does_not_exist_is_refused_and_makes_nothing(
+        self, log: MessageLog, topic: str, join: Callable[..., Consumer]
+    ) -> None:
+        nowhere = f"nowhere-{uuid.uuid4().hex}"
+        append(log, messages(topic, [b"0"]))
+        consumer = join("g", topic)
+        at = {TopicPartition(topic, 0): take(consumer, 1)[0].offset + 1}
+        for missing in (messages(nowhere, [b"x"]), messages(topic, [b"x"], 3), messages(topic, [b"x"], -1)):
+            with pytest.raises(UnknownTopic):
+                append(log, missing)
+            with pytest.raises(UnknownTopic):
+                consumer.transact(at, missing)
+        with pytest.raises(UnknownTopic):
+            log.partitions(nowhere)
+        assert {lag.partition: lag.messages for lag in log.lag("g", topic)} == {0: 1, 1: 0, 2: 0}
+
+    def test_first_readers_of_new_topics_get_their_partitions_soon(
+        self, log: MessageLog, join: Callable[..., Consumer]
+    ) -> None:
+        for number in range(8):
+            topic = make_topic(log, partitions=2)
+            consumer = join(f"g{number}-{topic}", topic)
+            deadline = time.monotonic() + 5.0
+            while len(consumer.assignment()) < 2:
+                assert time.monotonic() < deadline, f"reader {number} owns nothing after 5 s"
+                consumer.poll(1, 0.05)
+
     def test_a_group_goes_on_from_what_it_committed(
         self, log: MessageLog, topic: str, join: Callable[..., Consumer]
     ) -> None:
@@ -225,10 +252,11 @@ class TestContract:
         new = join("g", topic, member="same")
         taken = take(new, 1)
         at = {TopicPartition(topic, 0): taken[0].offset + 1}
-        with pytest.raises(LogError):
+        with pytest.raises(Fenced):
             old.transact(at, messages(target, [b"from the old one"]))
-        with pytest.raises(LogError):
+        with pytest.raises(Fenced):
             old.commit(at)
+        old.close()  # and its leaving does not take the new one out of the group
         new.transact(at, messages(target, [b"from the new one"]))
         assert [r.value for r in read_all(log, target)] == [b"from the new one"]
 
@@ -354,6 +382,70 @@ class TestSqlite:
         lively.close()
         log.close()
 
+    def test_a_partition_that_moved_away_and_back_is_fenced(self, tmp_path: Path) -> None:
+        log = SqliteLog(tmp_path)
+        source, target = make_topic(log, partitions=2), make_topic(log)
+        at = TopicPartition(source, 1)
+        append(log, messages(source, [b"0", b"1"], 1))
+
+        def copy(consumer: Consumer, records: list[Record]) -> None:
+            consumer.transact({at: records[-1].offset + 1}, messages(target, [r.value for r in records]))
+
+        slow = log.consumer("g", [source], member="a")
+        polled = take(slow, 2)
+        guest = log.consumer("g", [source], member="b")
+        copy(guest, take(guest, 2))
+        guest.close()
+        with pytest.raises(Fenced):
+            copy(slow, polled)
+        assert slow.poll(10, 0.05) == []
+        assert [r.value for r in read_all(log, target)] == [b"0", b"1"]
+        append(log, messages(source, [b"2"], 1))
+        copy(slow, take(slow, 1))
+        assert [r.value for r in read_all(log, target)] == [b"0", b"1", b"2"]
+        slow.close()
+        log.close()
+
+    def test_a_member_back_from_silence_reads_on_where_the_others_stopped(self, tmp_path: Path) -> None:
+        log = SqliteLog(tmp_path, session_s=0.5)
+        topic = make_topic(log)
+        append(log, messages(topic, [b"0", b"1", b"2", b"3"]))
+        silent = log.consumer("g", [topic], member="silent")
+        take(silent, 1)
+        time.sleep(0.7)
+        other = log.consumer("g", [topic], member="other")
+        other.commit({TopicPartition(topic, 0): take(other, 3)[-1].offset + 1})
+        other.close()
+        time.sleep(0.5)  # a member says once a second that it lives; the next poll does, and joins again
+        assert [r.value for r in take(silent, 1)] == [b"3"]
+        silent.close()
+        log.close()
+
+    def test_a_reader_of_a_topic_made_again_reads_it_from_the_start(self, tmp_path: Path) -> None:
+        log = SqliteLog(tmp_path)
+        topic = make_topic(log)
+        append(log, messages(topic, [b"old", b"older"]))
+        consumer = log.consumer("g", [topic], member="m")
+        following = {TopicPartition(topic, 0): take(consumer, 2)[-1].offset + 1}
+        assert log.delete_topic(topic)
+        with pytest.raises(Fenced):
+            consumer.commit(following)
+        log.ensure_topic(TopicSpec(topic, 1, 1e6))
+        append(log, messages(topic, [b"new"]))
+        assert [r.value for r in take(consumer, 1)] == [b"new"]
+        consumer.close()
+        log.close()
+
+    def test_closing_twice_is_harmless(self, tmp_path: Path) -> None:
+        log = SqliteLog(tmp_path)
+        producer, topic = log.producer(), make_topic(log)
+        producer.close()
+        other = log.producer()  # gets the descriptors that the first gave back
+        producer.close()
+        assert other.append(messages(topic, [b"x"])) == [0]
+        other.close()
+        log.close()
+
     def test_an_idle_reader_wakes_when_another_process_appends(self, tmp_path: Path) -> None:
         log = SqliteLog(tmp_path)
         topic = make_topic(log)
@@ -384,4 +476,25 @@ class TestSqlite:
             found = read_all(log, topic, partition)
             assert [r.value for r in found] == expected
             assert [r.offset for r in found] == list(range(len(expected)))
+        log.close()
+
+
+class TestKafka:
+    def test_an_open_transaction_does_not_hold_up_listing(self, broker: str) -> None:
+        from kafka import KafkaProducer  # not at the top: importing it warns, which only tests may ignore
+
+        log = open_message_log("kafka", folder=Path(), servers=broker, replication=1)
+        topic = make_topic(log)
+        append(log, messages(topic, [b"committed"]))
+        producer = KafkaProducer(bootstrap_servers=broker, transactional_id=f"open-{topic}")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, value=b"open", partition=0).get(10)
+        began = time.monotonic()
+        assert [r.value for r in read_all(log, topic)] == [b"committed"]
+        [lag] = log.lag("g", topic)
+        assert lag.messages == 1
+        assert time.monotonic() - began < 8.0  # well under the time-out that would end the transaction
+        producer.abort_transaction()
+        producer.close()
         log.close()

@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from kafka import errors as errors
@@ -6,6 +7,10 @@ from kafka.admin import KafkaAdminClient as KafkaAdminClient
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from kafka.structs import TopicPartition as TopicPartition
+
+class IsolationLevel(IntEnum):
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
 
 class RecordMetadata:
     offset: int
@@ -37,6 +42,8 @@ class KafkaProducer:
 
 class KafkaConsumer:
     def __init__(self, *topics: str, **configs: Any) -> None: ...
+    def bootstrap(self, timeout_ms: float | None = ...) -> None: ...
+    def partitions_for_topic(self, topic: str) -> set[int]: ...
     def subscribe(self, topics: Sequence[str] = ...) -> None: ...
     def assign(self, partitions: Sequence[TopicPartition]) -> None: ...
     def assignment(self) -> set[TopicPartition]: ...

@@ -1,6 +1,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kafka import IsolationLevel
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 class PartitionOffset:
@@ -17,7 +18,10 @@ class KafkaAdminClient:
     def delete_topics(self, topics: Sequence[str]) -> dict[str, Any]: ...
     def describe_topics(self, topics: Sequence[str] | None = ...) -> list[dict[str, Any]]: ...
     def list_partition_offsets(
-        self, topic_partition_specs: Mapping[TopicPartition, int]
+        self,
+        topic_partition_specs: Mapping[TopicPartition, int],
+        *,
+        isolation_level: IsolationLevel = ...,
     ) -> dict[TopicPartition, PartitionOffset]: ...
     def list_group_offsets(
         self, group_specs: Mapping[str, Sequence[TopicPartition]]

@@ -9,4 +9,5 @@ class OffsetAndMetadata(NamedTuple):
     metadata: str
     leader_epoch: int
 
-class ConsumerGroupMetadata: ...
+class ConsumerGroupMetadata:
+    member_id: str
