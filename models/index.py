@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,11 @@ class Hits:
 
 def top_k(scores: Floats, k: int, allowed: Mask | None = None) -> Hits:
     """The k highest of ``scores`` ``[N]`` among the ``allowed`` ``[N]``; ties go to the lower row."""
-    rows = np.flatnonzero(allowed) if allowed is not None else None
-    values = scores if rows is None else scores[rows]
+    values = scores if allowed is None else np.where(allowed, scores, scores.dtype.type(-np.inf))
+    rows = _contenders(values, k)
+    if allowed is not None:
+        rows = rows[allowed[rows]]
+    values = values[rows]
     k = min(k, len(values))
     if k <= 0:
         return Hits(np.empty(0, np.int64), np.empty(0, np.float32))
@@ -36,7 +42,21 @@ def top_k(scores: Floats, k: int, allowed: Mask | None = None) -> Hits:
     else:
         chosen = np.arange(len(values))
     chosen = chosen[np.lexsort((chosen, -values[chosen]))]
-    return Hits(chosen.astype(np.int64) if rows is None else rows[chosen].astype(np.int64), values[chosen])
+    return Hits(rows[chosen].astype(np.int64), values[chosen])
+
+
+def _contenders(values: Floats, k: int) -> Rows:
+    """Rows ``[C]``, ascending, that hold the k highest of ``values`` ``[N]`` and most likely few others.
+
+    The k blocks of the highest maxima hold k values at least as high as the k-th maximum, so nothing below
+    it is among the k highest: one pass over the values, and a partition of the few maxima.
+    """
+    blocks = len(values) // _BLOCK
+    if blocks <= max(k, 1):
+        return np.arange(len(values), dtype=np.int64)
+    maxima = values[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    least = np.partition(maxima, blocks - max(k, 1))[blocks - max(k, 1)]
+    return np.flatnonzero(values >= least)
 
 
 class VectorIndex:
@@ -106,5 +126,7 @@ class VectorIndex:
         centre = self.directions(rows).sum(axis=0) / max(len(rows), 1)
         others = np.ones(self._size, bool) if allowed is None else allowed.copy()
         others[rows] = False
-        cosines = (self.vectors[:, : self.dim - self._bias] @ centre) * self._scale[: self._size]
+        # A zero for each bias coordinate keeps the product over whole, contiguous rows.
+        towards = np.concatenate([centre, np.zeros(self._bias, np.float32)])
+        cosines = (self.vectors @ towards) * self._scale[: self._size]
         return top_k(cosines, k, others)

@@ -33,7 +33,6 @@ from models.recommend import (
 from models.taste import Taste
 from services.api.serving.items import Generation, ItemState
 from services.api.serving.people import Person
-from services.api.serving.popular import Popular
 from services.api.serving.queries import Pick, Query
 from services.parameter_server.types import Pulled
 from services.settings.model import RecommendationSettings
@@ -49,7 +48,7 @@ SIMILAR_RECENT: Final = 10
 """Of the items liked last, how many the item-to-item channel looks around."""
 EXPLORE_FROM: Final = 5
 """Lists of at least this length give their last place to a fresh item that its score would leave out."""
-TASTE_KEPT_MS: Final = 10_000
+TASTE_KEPT_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Chooser:
     def __init__(self, items: ItemState, settings: RecommendationSettings) -> None:
         self._items = items
         self._settings = settings
-        self._popular = Popular(items.catalogue)
+        self._popular = items.popular
         self._weights = Weights(
             settings.retrieval_weight,
             settings.ranking_weight,
@@ -89,6 +88,7 @@ class Chooser:
         )
         self._taste: Taste | None = None
         self._taste_made_ms = 0
+        self._taste_items = 0
 
     def recommend(self, query: Query, given: Given) -> Chosen:
         """A list of up to ``query.n``."""
@@ -193,7 +193,7 @@ class Chooser:
             (POPULAR, self._popular.liked(settings.popular_candidates, allowed, now_ms)),
             (FRESH, self._popular.newest(settings.fresh_candidates, allowed, now_ms)),
         ):
-            channels[name] = Channel(rows, self._popular.scores(now_ms)[rows].astype(np.float32))
+            channels[name] = Channel(rows, self._popular.scores(now_ms)[rows])
         return channels
 
     def _signals(
@@ -206,7 +206,7 @@ class Chooser:
         retrieval[inside] = (vectors @ user) / self._items.model.config.temperature
         catalogue = self._items.catalogue
         taste = self._tastes(given.now_ms).affinity(catalogue.categories(recent), catalogue.categories(rows))
-        popularity = self._popular.scores(given.now_ms)[rows].astype(np.float32)
+        popularity = self._popular.scores(given.now_ms)[rows]
         ranking = None if given.hurry or not len(rows) else self._logits(generation, rows, given)
         return Signals(retrieval, ranking, popularity, taste)
 
@@ -221,11 +221,13 @@ class Chooser:
         return model.rank(who, items, {RANKING: values}, generation.dense.values)
 
     def _tastes(self, now_ms: int) -> Taste:
-        """Category statistics of the catalogue, at most TASTE_KEPT_MS old."""
-        if self._taste is None or not 0 <= now_ms - self._taste_made_ms < TASTE_KEPT_MS:
-            catalogue = self._items.catalogue
-            self._taste = Taste.of(catalogue.categories(np.arange(len(catalogue), dtype=np.int64)))
-            self._taste_made_ms = now_ms
+        """Category statistics of the catalogue, made anew when it grew by a hundredth or they are old."""
+        items = len(self._items.catalogue)
+        old = not 0 <= now_ms - self._taste_made_ms < TASTE_KEPT_MS
+        if self._taste is None or old or items - self._taste_items > self._taste_items // 100:
+            rows = np.arange(items, dtype=np.int64)
+            self._taste = Taste.of(self._items.catalogue.categories(rows))
+            self._taste_made_ms, self._taste_items = now_ms, items
         return self._taste
 
     def _recent(self, who: Person) -> RowNumbers:
@@ -240,7 +242,7 @@ class Chooser:
 
     def _fallback(self, most: int, allowed: Mask, now_ms: int) -> tuple[Pick, ...]:
         rows = self._popular.liked(most, allowed, now_ms)
-        scores = self._popular.scores(now_ms)[rows].astype(np.float32)
+        scores = self._popular.scores(now_ms)[rows]
         nothing = np.zeros(len(rows), np.float32)
         scores = blend(Signals(nothing, None, scores, nothing), self._weights)
         ids = self._items.catalogue.ids

@@ -17,6 +17,7 @@ from featurestore.online import Cell
 from models.index import VectorIndex
 from models.parameters import RETRIEVAL
 from models.training import RecommenderModel
+from services.api.serving.popular import Popular
 from services.api.serving.rows import KeyIndex, RowStore
 from services.catalogue import Catalogue
 from services.columns import Column
@@ -65,6 +66,7 @@ class ItemState:
         self.catalogue = catalogue
         self.model = model
         self.rows = RowStore({table.name: table.dim for table in model.needs.tables})
+        self.popular = Popular(catalogue)
         self.current: Generation | None = None
         self._next: Generation | None = None
         self._own = KeyIndex()
@@ -78,6 +80,7 @@ class ItemState:
         if len(new):
             self._own.add(self.catalogue.keys[new], new)
         self.rows.watch(np.concatenate(list(self.model.item_keys(items).values())))
+        self.popular.touch(rows)
         self._mark(rows)
 
     def apply_rows(self, table: str, keys: Keys, rows: Rows) -> None:

@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.api import LOG, NOW_MS
 
+from featurestore import counters
 from featurestore.encoder import Encoder
 from featurestore.online import Cell
 from featurestore.schema import default_schema
+from models.index import top_k
 from models.parameters import RETRIEVAL
 from services.api.cursors import MAX_SHOWN, Cursors
 from services.api.problems import Problem
 from services.api.serving.freshness import Freshness
 from services.api.serving.items import ItemState
-from services.api.serving.popular import FRESH_MS, LOADING_MS, Popular
+from services.api.serving.popular import FRESH_MS, KEEP_MS, LOADING_MS, Popular
 from services.api.serving.rows import KeyIndex, RowStore
 from services.catalogue import FIRST_SEEN, Catalogue
 from services.modelling import build_model
@@ -228,6 +230,32 @@ def catalogue_of(first_seen_ms: list[int]) -> Catalogue:
     return catalogue
 
 
+def liked(count: float) -> dict[str, Cell]:
+    counted = counters.Counts(
+        np.zeros(1, np.uint64),
+        np.zeros(1, np.int64),
+        counters.Decayed(np.array([NOW_MS]), np.full((1, 4), count)),
+    )
+    half_lives = default_schema().half_lives("item")
+    return {f"{counters.PREFIX}0": Cell(counters.encode(counted, half_lives)[0], NOW_MS)}
+
+
+def test_popularity_follows_what_is_touched_and_decays() -> None:
+    catalogue = Catalogue(Encoder(default_schema()))
+    popular = Popular(catalogue)
+    everything = np.ones(3, bool)
+    popular.touch(catalogue.apply(["a", "b"], [liked(2), liked(5)], NOW_MS))
+    assert popular.liked(9, everything[:2], NOW_MS).tolist() == [1, 0]
+    popular.touch(catalogue.apply(["a", "c"], [liked(7), liked(6)], NOW_MS))
+    assert popular.liked(9, everything, NOW_MS).tolist() == [0, 2, 1], "it grew, so it looks at once"
+    popular.touch(catalogue.apply(["b"], [liked(9)], NOW_MS))
+    assert popular.liked(9, everything, NOW_MS + KEEP_MS - 1).tolist() == [0, 2, 1]
+    assert popular.liked(9, everything, NOW_MS + KEEP_MS).tolist() == [1, 0, 2]
+    assert popular.scores(NOW_MS + KEEP_MS).tolist() == pytest.approx([7, 9, 6], rel=1e-4)
+    week = NOW_MS + 7 * 86_400_000
+    assert popular.scores(week).tolist() == pytest.approx([3.5, 4.5, 3], rel=1e-4)
+
+
 def test_nothing_is_new_in_a_catalogue_that_was_loaded_as_a_whole() -> None:
     catalogue = catalogue_of([NOW_MS - 1_000 + n for n in range(100)])
     everything = np.ones(100, bool)
@@ -263,3 +291,24 @@ def test_a_narrow_filter_looks_beyond_the_shortlist(monkeypatch: pytest.MonkeyPa
     mask = np.zeros(20, bool)
     mask[[15, 19]] = True
     assert Popular(catalogue).liked(5, mask, NOW_MS).tolist() == [15, 19]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 3_000),
+    st.integers(0, 40),
+    st.sampled_from([2, 30, 10**6]),
+    st.integers(0, 9),
+    st.integers(0, 99),
+)
+def test_the_best_of_many_are_the_head_of_a_stable_sort(
+    count: int, most: int, distinct: int, hidden_tenths: int, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    scores = chance.integers(-distinct, distinct, count).astype(np.float32)
+    allowed = chance.random(count) >= hidden_tenths / 10
+    rows = np.flatnonzero(allowed)
+    expected = rows[np.argsort(-scores[rows], kind="stable")][:most]
+    hits = top_k(scores, most, allowed)
+    assert hits.rows.tolist() == expected.tolist()
+    assert hits.scores.tolist() == scores[expected].tolist()
