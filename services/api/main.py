@@ -55,7 +55,7 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         stack.callback(coordination.close)
         events = open_log(settings)
         stack.callback(events.close)
-        store = AsyncStore(lambda: open_store(settings))
+        store = AsyncStore(lambda: open_store(settings), direct=settings.features.backend == "sqlite")
         stack.callback(store.close)
         metrics = ApiMetrics()
         ingest = Ingest(events.producer, events.partitions(EVENTS), settings.api.queue, metrics.appended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -54,6 +55,9 @@ class Readiness:
             await asyncio.sleep(LOOK_S)
         while (await health.state()).status != "ready":
             await asyncio.sleep(LOOK_S)
+        # What was loaded stays: the collector need not walk a whole catalogue again and again.
+        gc.collect()
+        gc.freeze()
         try:
             await asyncio.to_thread(registration.update, ready=True)
         except CoordinationError as error:

@@ -272,7 +272,7 @@ async def _start(
     partitions = settings.log.partitions
     ingest = Ingest(lambda: producer, partitions, settings.api.queue)
     ingest.start()
-    wrapped = AsyncStore(lambda: store)
+    wrapped = AsyncStore(lambda: store, direct=True)
     api = Api(settings, schema, ingest, wrapped, ApiMetrics(), LOG, clock_ms=lambda: clock[0])
     encoder = Encoder(schema)
     model = build_model(schema, settings.model)

@@ -30,7 +30,7 @@ LINGER_S: Final = 0.003
 """How long changes gather before they are encoded."""
 RETRY_S: Final = 0.5
 PAGE: Final = 4_096
-SLICE: Final = 256
+SLICE: Final = 128
 """Items decoded or encoded in one go: some milliseconds of work."""
 REST: Final = 2.0
 """A loop rests this many times as long as it worked: requests come first when changes come without end."""
