@@ -70,6 +70,7 @@ def make_plan(settings: Settings, schema: Schema, incarnation: str) -> Plan:
         rules=Rules(schema, round(settings.api.max_clock_ahead * 1_000)),
         max_batch=chosen.max_batch,
         linger_s=chosen.linger,
+        pace_s=chosen.pace,
         dedupe_window_s=chosen.dedupe_window,
     )
 

@@ -52,6 +52,7 @@ class Plan:
     rules: Rules
     max_batch: int
     linger_s: float
+    pace_s: float
     dedupe_window_s: float
 
 
@@ -88,6 +89,7 @@ class Processor:
         self._catalogue = Catalogue(plan.context.recipe.encoder)
         self._samplers: dict[int, NegativeSampler] = {}
         self._saved_s = self._refreshed_s = monotonic()
+        self._read_s = -plan.pace_s
         self._refresh_pause_s = REFRESH_EVERY_S
         self._refresh()
 
@@ -116,15 +118,20 @@ class Processor:
         return len(records)
 
     def _read(self, timeout_s: float) -> list[Record]:
-        """A batch: what there is, and what arrives within the linger."""
+        """A batch: what there is, and what arrives within the linger.
+
+        Batches that follow each other start at least the pace apart. A batch makes up to one training step a
+        partition, and steps cost about the same whatever their size: under load, fewer and larger ones.
+        """
         most = self._plan.max_batch
         records = self._consumer.poll(most, timeout_s)
-        deadline_s = self._monotonic() + self._plan.linger_s
+        deadline_s = max(self._monotonic() + self._plan.linger_s, self._read_s + self._plan.pace_s)
         while records and len(records) < most and (left_s := deadline_s - self._monotonic()) > 0:
             more = self._consumer.poll(most - len(records), left_s)
             if not more:
                 break
             records += more
+        self._read_s = self._monotonic()
         return records
 
     def _process(self, records: Sequence[Record], polled_s: float) -> None:

@@ -80,6 +80,8 @@ class ProcessorSettings(Section):
     count: Count = 1
     max_batch: Count = 512
     linger: Duration = 0.002
+    pace: Duration = 0.04
+    """Under load a batch starts at least this long after the one before, so that steps are fewer and larger."""
     dedupe_window: Duration = 7 * 86_400.0
     positive_actions: tuple[str, ...] = ("like", "click", "purchase", "play")
     rating_threshold: float = 4.0
