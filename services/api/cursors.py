@@ -23,18 +23,22 @@ T = TypeVar("T")
 
 MAX_SHOWN: Final = 5_000
 """Items over all pages of one list; beyond it there is no further cursor."""
+IDS: Final = 20
+"""Ids held on average, for each cursor that there may be."""
 _RANDOM: Final = 12
 _CHECK: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shown(Generic[T]):
-    """A list so far: its request, the items of its last page, and the pages before."""
+    """A list so far: its request, the items of its last page, and the pages before. ``count`` items were
+    shown; ``ids`` are held with those of the request."""
 
     request: T
     page: tuple[str, ...]
     count: int
     before: Shown[T] | None
+    ids: int
 
     def items(self) -> Iterator[str]:
         """All items shown."""
@@ -45,11 +49,19 @@ class Shown(Generic[T]):
 
 
 class Cursors(Generic[T]):
-    """Up to ``most`` cursors, each for ``ttl_s``; the oldest go first. ``clock_s`` is monotonic."""
+    """Up to ``most`` cursors, each for ``ttl_s``; the oldest go first. ``clock_s`` is monotonic.
 
-    def __init__(self, ttl_s: float, most: int, clock_s: Callable[[], float]) -> None:
+    ``size_of`` says how many ids a request holds. Cursors go also when all together hold more than IDS ids
+    for each that there may be: a thousand excluded items in every request must not fill the memory.
+    """
+
+    def __init__(
+        self, ttl_s: float, most: int, clock_s: Callable[[], float], size_of: Callable[[T], int]
+    ) -> None:
         self._ttl_s = ttl_s
         self._most = most
+        self._size_of = size_of
+        self._ids = 0
         self._clock_s = clock_s
         self._lists: OrderedDict[str, tuple[float, Shown[T]]] = OrderedDict()
 
@@ -62,11 +74,13 @@ class Cursors(Generic[T]):
         if count > MAX_SHOWN:
             return None
         self._expire()
-        while len(self._lists) >= self._most:
-            self._lists.popitem(last=False)
+        shown = Shown(request, tuple(page), count, before, count + self._size_of(request))
+        while self._lists and (len(self._lists) >= self._most or self._ids + shown.ids > IDS * self._most):
+            self._drop()
+        self._ids += shown.ids
         body = secrets.token_bytes(_RANDOM)
         text = base64.urlsafe_b64encode(body + xxhash.xxh32_digest(body)).rstrip(b"=").decode()
-        self._lists[text] = (self._clock_s() + self._ttl_s, Shown(request, tuple(page), count, before))
+        self._lists[text] = (self._clock_s() + self._ttl_s, shown)
         return text
 
     def find(self, text: str) -> Shown[T]:
@@ -85,7 +99,11 @@ class Cursors(Generic[T]):
             until, _ = next(iter(self._lists.values()))
             if until > now:
                 return
-            self._lists.popitem(last=False)
+            self._drop()
+
+    def _drop(self) -> None:
+        _, (_, shown) = self._lists.popitem(last=False)
+        self._ids -= shown.ids
 
 
 def _genuine(text: str) -> bool:

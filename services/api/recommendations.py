@@ -148,6 +148,10 @@ def check_count(path: str, value: int | None, most: int) -> Iterator[FieldProble
         yield FieldProblem(path, f"must be from 1 to {most}")
 
 
+def _ids_in(wish: Wish) -> int:
+    return len(wish.session_events) + len(wish.exclude_item_ids) + len(wish.categories)
+
+
 def read_token(text: str | None, incarnation: str) -> Token | None:
     """The token of ``min_freshness``. Raises Problem invalid_token or stale_token."""
     if text is None:
@@ -174,7 +178,9 @@ class RecommendationRoutes:
         self._api = api
         self._recommender = recommender
         settings = api.settings.api
-        self._cursors: Cursors[Wish] = Cursors(settings.cursor_ttl, settings.max_cursors, time.monotonic)
+        self._cursors: Cursors[Wish] = Cursors(
+            settings.cursor_ttl, settings.max_cursors, time.monotonic, _ids_in
+        )
         api.metrics.gauge(
             "headwater_api_cursors", "Recommendation cursors kept.", lambda: float(len(self._cursors))
         )

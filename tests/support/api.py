@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +115,7 @@ class MemoryParameters:
         self._check()
         return DenseSnapshot(self.generation, self._dense, dict(self.watermarks))
 
-    async def follow(self, model: str, tables: Sequence[str]) -> AsyncIterator[ShardChanges]:
+    async def follow(self, model: str, tables: Sequence[str]) -> AsyncGenerator[ShardChanges]:
         yield self.changes({}, restarted=True)
         while True:
             yield await self._feed.get()

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -64,7 +65,6 @@ class Follower:
         self._reached: dict[int, tuple[int, Watermarks]] = {}
         self._generation: int | None = None
         self.catalogue_loaded = False
-        self.parameters_followed = False
 
     async def run(self) -> None:
         """All loops, until cancelled; a loop that fails starts again after a pause."""
@@ -99,14 +99,14 @@ class Follower:
                 await self._sleep(self._pause_s(POLL_S, started_s))
 
     async def _follow_parameters(self) -> None:
-        async for changes in self._parameters.follow(self._model_name, (RETRIEVAL, RANKING)):
-            for table, (keys, rows) in changes.parts.items():
-                self._items.apply_rows(table, keys, rows)
-            await self._follow_generation(changes)
-            if changes.complete:
-                self._reached[changes.shard] = (changes.shards, changes.watermarks)
-            self.parameters_followed = True
-            self._changed.set()
+        async with aclosing(self._parameters.follow(self._model_name, (RETRIEVAL, RANKING))) as stream:
+            async for changes in stream:
+                for table, (keys, rows) in changes.parts.items():
+                    self._items.apply_rows(table, keys, rows)
+                await self._follow_generation(changes)
+                if changes.complete:
+                    self._reached[changes.shard] = (changes.shards, changes.watermarks)
+                self._changed.set()
 
     async def _follow_generation(self, changes: ShardChanges) -> None:
         if changes.generation is None or changes.generation == self._generation:

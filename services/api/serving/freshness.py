@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from services.api.problems import Problem
 from services.messagelog.contract import partition_of
 from services.parameter_server.types import Mark, Watermarks
 from services.tokens import Token, log_fingerprint
 
 Position = tuple[str, int]
+MAX_WAITING: Final = 1_000
 NOWHERE: Final = Mark(-1, 0)
 
 
@@ -29,10 +31,11 @@ class Freshness:
         self._expected = 0
         self._least: Mapping[int, Mark] = {}
         self._moved = asyncio.Event()
+        self._waiting = 0
 
     def advance(self, shard: int, shards: int, marks: Watermarks) -> None:
         """Everything up to ``marks`` of one of ``shards`` shards is in the index."""
-        self._shards[shard] = marks
+        self._shards = {n: of for n, of in self._shards.items() if n < shards} | {shard: marks}
         self._expected = shards
         self._least = self._compute()
         moved, self._moved = self._moved, asyncio.Event()
@@ -69,11 +72,19 @@ class Freshness:
         return all(self._least.get(p, NOWHERE).offset >= offset for p, offset in token.positions)
 
     async def reached(self, token: Token, timeout_s: float) -> bool:
-        """Wait until the index covers ``token``, at most ``timeout_s``; tells whether it does."""
+        """Wait until the index covers ``token``, at most ``timeout_s``; tells whether it does. Raises Problem
+        overloaded where too many wait already."""
+        if self.covers(token):
+            return True
+        if self._waiting >= MAX_WAITING:
+            raise Problem("overloaded", "Too many requests wait for fresh parameters.", retry_after_s=1)
+        self._waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.covers(token):
                     await self._moved.wait()
         except TimeoutError:
             return False
+        finally:
+            self._waiting -= 1
         return True

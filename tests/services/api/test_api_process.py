@@ -14,11 +14,13 @@ import httpx
 import pytest
 from support.service_process import Running, eventually, service
 
+from services.api.main import run
 from services.backends import open_coordination, open_log
 from services.coordination.membership import members
 from services.events import decode_event
 from services.messagelog.contract import TopicPartition
-from services.settings.model import Settings
+from services.settings import SettingsError
+from services.settings.model import ApiSettings, Settings
 from services.topics import EVENTS
 
 pytestmark = pytest.mark.timeout(180)
@@ -97,6 +99,13 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         eventually(lambda: not stack.recommend(min_freshness=token, deadline_ms=5_000)["degraded"])
         eventually(lambda: len(ids(stack.recommend(n=100))) == 40)
         yield stack
+
+
+def test_an_address_open_to_others_needs_a_key(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    others = settings.model_copy(update={"api": ApiSettings(listen="0.0.0.0:0")})
+    with pytest.raises(SettingsError, match=r"api\.listen"):
+        run(others, "api-0", threading.Event())
 
 
 def test_ready_names_every_dependency(live: Stack) -> None:

@@ -182,6 +182,35 @@ def test_waiting_for_freshness_ends_with_the_shard_that_was_missing() -> None:
     assert asyncio.run(check()) == (False, True)
 
 
+def test_too_many_waiting_for_freshness_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.api.serving.freshness.MAX_WAITING", 2)
+
+    async def check() -> None:
+        fresh = Freshness(LOG, 1)
+        token = token_of(LOG, [(0, 3)])
+        waiting = [asyncio.create_task(fresh.reached(token, 5)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Problem, match="overloaded"):
+            await fresh.reached(token, 5)
+        fresh.advance(0, 1, {(LOG, 0): Mark(3, 3)})
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert not await fresh.reached(token_of(LOG, [(0, 4)]), 0.001), "there is room again"
+
+    asyncio.run(check())
+
+
+def test_a_smaller_number_of_shards_forgets_the_others() -> None:
+    async def check() -> None:
+        fresh = Freshness(LOG, 1)
+        for shard in range(3):
+            fresh.advance(shard, 3, {(LOG, 0): Mark(shard, 1)})
+        assert fresh.marks[0].offset == 0
+        fresh.advance(0, 1, {(LOG, 0): Mark(7, 1)})
+        assert fresh.marks[0].offset == 7
+
+    asyncio.run(check())
+
+
 class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -192,7 +221,7 @@ class Clock:
 
 def test_cursors_expire_and_tell_that_from_junk() -> None:
     clock = Clock()
-    cursors: Cursors[str] = Cursors(1_800, 10, clock)
+    cursors: Cursors[str] = Cursors(1_800, 10, clock, len)
     cursor = cursors.open("wish", ["a", "b"], None)
     assert cursor is not None
     clock.now_s = 1_799
@@ -206,7 +235,7 @@ def test_cursors_expire_and_tell_that_from_junk() -> None:
 
 
 def test_cursors_are_bounded_and_the_oldest_go_first() -> None:
-    cursors: Cursors[int] = Cursors(1_800, 3, Clock())
+    cursors: Cursors[int] = Cursors(1_800, 3, Clock(), lambda _: 0)
     opened = [cursors.open(n, [str(n)], None) or "" for n in range(5)]
     assert len(cursors) == 3
     assert [cursors.find(cursor).request for cursor in opened[2:]] == [2, 3, 4]
@@ -215,12 +244,26 @@ def test_cursors_are_bounded_and_the_oldest_go_first() -> None:
 
 
 def test_a_list_remembers_all_its_pages_even_when_earlier_cursors_went() -> None:
-    cursors: Cursors[int] = Cursors(1_800, 2, Clock())
+    cursors: Cursors[int] = Cursors(1_800, 2, Clock(), lambda _: 0)
     first = cursors.find(cursors.open(0, ["a"], None) or "")
     second = cursors.find(cursors.open(0, ["b"], first) or "")
     third = cursors.find(cursors.open(0, ["c"], second) or "")
     assert sorted(third.items()) == ["a", "b", "c"]
     assert cursors.open(0, ["x"] * MAX_SHOWN, third) is None
+
+
+def test_cursors_of_large_requests_leave_earlier() -> None:
+    cursors: Cursors[int] = Cursors(1_800, 10, Clock(), lambda size: size)
+    opened = [cursors.open(150, ["a"], None) or "" for _ in range(3)]
+    assert len(cursors) == 1, "10 cursors may hold 200 ids together"
+    assert cursors.find(opened[2]).request == 150
+    small = [cursors.open(0, ["a"], None) or "" for _ in range(9)]
+    assert len(cursors) == 10
+    assert cursors.find(small[0]).count == 1
+    cursors.open(0, ["a"], None)
+    assert len(cursors) == 10
+    assert cursors.open(10_000, ["a"], None) is not None
+    assert len(cursors) == 1
 
 
 def catalogue_of(first_seen_ms: list[int]) -> Catalogue:
