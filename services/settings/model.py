@@ -30,7 +30,9 @@ class LogSettings(Section):
 
     backend: Literal["sqlite", "kafka"] = "sqlite"
     servers: str = "127.0.0.1:9092"
-    partitions: Count = 4
+    partitions: Count = 1
+    """Bounds how many processors and trainers share the work. One is fastest with one of each: a batch makes a
+    training step per partition, whatever its size. Cannot be changed later."""
     retention: Duration = Field(default=7 * 86_400.0, validate_default=True)
     replication: Count = 1
 
