@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +13,12 @@ from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
 from services.cli.groups import group
 from services.processes import SERVICES
+
+if TYPE_CHECKING:
+    from services.coordination.membership import Member
+    from services.settings.model import Settings
+
+_ANSWER_S: Final = 3.0
 
 app = group("Run one process alone, or check those that run from this data folder.")
 
@@ -39,27 +46,93 @@ for _service in SERVICES:
 
 
 @app.command("check")
-def check(context: typer.Context) -> None:
-    """Check that each process that runs from this data folder is ready; for health checks of containers."""
-    from services.backends import open_coordination
-    from services.cli.output import print_json, print_table
-    from services.processes import running_here
-    from services.supervisor.membership import MembershipProbe
+def check(
+    context: typer.Context,
+    service: Annotated[
+        str | None, typer.Option(metavar="SERVICE", help=f"Check this service: {', '.join(SERVICES)}.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Check the process of this name.")] = None,
+) -> None:
+    """Check that processes are registered and ready; for health checks of containers.
+
+    Without options: each that was started from this data folder. An API must also answer /health/ready.
+    """
+    from services.cli.output import print_json
 
     options: Options = context.obj
-    settings = options.settings()
+    if service is not None and service not in SERVICES:
+        raise CommandFailed(Exit.USAGE, f"{service!r} is not a service: {', '.join(SERVICES)}")
+    named = service is not None or name is not None
+    checks = _named(options.settings(), service, name) if named else _started_here(options.settings())
+    if options.json:
+        print_json({name: not fault for name, fault in checks.items()})
+    else:
+        # Plain lines: a table would take longer to load than the check takes.
+        for name, fault in checks.items():
+            print(f"FAIL  {name}: {fault}" if fault else f"PASS  {name}")
+    if any(checks.values()):
+        raise CommandFailed(Exit.CHECK_FAILED, "")
+
+
+def _named(settings: Settings, service: str | None, name: str | None) -> dict[str, str]:
+    """By name, what is wrong with the registered members that are asked for (nothing: an empty text)."""
+    members = _members(settings, SERVICES if service is None else (service,))
+    found = {member.name: _fault(member) for member in members if name in (None, member.name)}
+    if not found:
+        who = name if name is not None else "a process"
+        of = "" if service is None else f" of the {service} service"
+        raise CommandFailed(Exit.NOT_RUNNING, f"{who}{of} is not registered")
+    return found
+
+
+def _started_here(settings: Settings) -> dict[str, str]:
+    from services.processes import running_here
+
     here = running_here(settings.data.dir)
     if not here:
         raise CommandFailed(Exit.NOT_RUNNING, f"no process runs from {settings.data.dir}")
+    members = {member.name: member for member in _members(settings, SERVICES)}
+    return {name: _fault(members.get(name), pid) for name, pid in sorted(here.items())}
+
+
+def _members(settings: Settings, services: Iterable[str]) -> list[Member]:
+    """The registered members of ``services``. Raises CoordinationError."""
+    from services.backends import open_coordination
+    from services.coordination.membership import members
+
+    # Where nothing ever ran, nothing is made by looking.
+    if settings.coordination.backend == "sqlite" and not settings.data.dir.is_dir():
+        return []
     with closing(open_coordination(settings)) as coordination:
-        seen = MembershipProbe(coordination)()
-    checks = [
-        (name, name in seen and seen[name].pid == pid and seen[name].ready)
-        for name, pid in sorted(here.items())
-    ]
-    if options.json:
-        print_json(dict(checks))
-    else:
-        print_table(("check", "process"), [("PASS" if passed else "FAIL", name) for name, passed in checks])
-    if not all(passed for _, passed in checks):
-        raise CommandFailed(Exit.CHECK_FAILED, "")
+        return [member for service in services for member in members(coordination, service)]
+
+
+def _fault(member: Member | None, pid: int | None = None) -> str:
+    """What keeps ``member`` from being well; an empty text for nothing."""
+    if member is None or (pid is not None and member.pid != pid):
+        return "not registered"
+    if not member.ready:
+        return "registered, but not ready"
+    return _unwell(member.address) if member.service == "api" else ""
+
+
+def _unwell(url: str) -> str:
+    """What the API at ``url`` says is not well; an empty text for nothing."""
+    import http.client
+    import json
+    from urllib.parse import urlsplit
+
+    try:
+        where = urlsplit(url)
+        kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
+        with closing(kind(where.hostname or "", where.port, timeout=_ANSWER_S)) as connection:
+            connection.request("GET", f"{where.path.rstrip('/')}/health/ready")
+            reply = connection.getresponse()
+            said = json.loads(reply.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"{url}/health/ready: {error or type(error).__name__}"
+    if reply.status == http.client.OK:
+        return ""
+    states = said.get("dependencies", {}) if isinstance(said, dict) else {}
+    poor = [f"{name}: {state.get('detail')}" for name, state in states.items() if not state.get("ok")]
+    return "; ".join(poor) or f"{url}/health/ready: {reply.status}"
