@@ -64,7 +64,8 @@ def configure_logging(name: str, level: str = "INFO") -> None:
     )
     logging.Formatter.converter = time.gmtime
     # A line a request (etcd's keep-alives among them) says nothing that an error would not.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "kafka"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     # A supervisor that died leaves a broken pipe behind; that must not take down what is still being saved.
     logging.raiseExceptions = False
 
