@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from services.settings.model import Settings
 
 _ANSWER_S: Final = 3.0
+_NEXT_STEP: Final = "Its log says why; `headwater status` lists what is registered."
 
 app = group("Run one process alone, or check those that run from this data folder.")
 
@@ -81,7 +82,7 @@ def _named(settings: Settings, service: str | None, name: str | None) -> dict[st
     if not found:
         who = name if name is not None else "a process"
         of = "" if service is None else f" of the {service} service"
-        raise CommandFailed(Exit.NOT_RUNNING, f"{who}{of} is not registered")
+        raise CommandFailed(Exit.NOT_RUNNING, f"{who}{of} is not registered", _NEXT_STEP)
     return found
 
 
