@@ -1,0 +1,151 @@
+"""``docker-compose.yml`` and the image, by reading: what can be wrong there without a Docker engine to tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from services.cli.app import main
+from services.processes import SERVICES
+from services.settings.keys import new_key
+from services.settings.load import PREFIX, load_settings
+
+ROOT: Final = Path(__file__).parents[2]
+TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+FILE: Final[Mapping[str, Any]] = yaml.safe_load(TEXT)
+EVERY: Final[Mapping[str, Mapping[str, Any]]] = FILE["services"]
+RUNNING: Final = {name: service for name, service in EVERY.items() if "profiles" not in service}
+OURS: Final = {name: service for name, service in RUNNING.items() if service["image"] == "headwater:dev"}
+_VARIABLE: Final = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<rest>[^}]*))?\}")
+
+
+def interpolated(text: str, environ: Mapping[str, str]) -> str:
+    """``text`` as compose reads it: ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}``."""
+
+    def value(match: re.Match[str]) -> str:
+        found = environ.get(match["name"], "")
+        if not found and match["kind"] == "?":
+            raise LookupError(match["rest"])
+        return found or (match["rest"] or "" if match["kind"] == "-" else "")
+
+    return _VARIABLE.sub(value, text)
+
+
+def environment(service: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a service of ours, with a key for the API in the shell."""
+    shell = {"HEADWATER_API_KEYS": ",".join(new_key(scope)[1] for scope in ("read", "admin"))}
+    return {name: interpolated(value, shell) for name, value in service["environment"].items()}
+
+
+def test_every_process_has_a_container() -> None:
+    commands = [service["command"] for service in OURS.values()]
+    assert {command[1] for command in commands} == set(SERVICES)
+    assert all(command[0] == "service" and command[2] == "--name" for command in commands)
+    names = [command[3] for command in commands]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", EVERY)
+class TestEveryService:
+    def test_its_ports_are_on_loopback(self, name: str) -> None:
+        for port in EVERY[name].get("ports", []):
+            assert interpolated(port, {}).startswith("127.0.0.1:"), port
+        assert EVERY[name].get("network_mode") is None
+
+    def test_its_image_is_pinned(self, name: str) -> None:
+        image, _, tag = EVERY[name]["image"].rpartition(":")
+        assert image
+        assert tag == "dev" if image == "headwater" else re.fullmatch(r"v?\d+(\.\d+)+", tag), tag
+
+    def test_its_logs_are_bounded(self, name: str) -> None:
+        assert set(EVERY[name]["logging"]["options"]) == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_what_keeps_running_is_checked_and_restarted(name: str) -> None:
+    assert RUNNING[name]["restart"] == "unless-stopped"
+    assert RUNNING[name]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert {"interval", "timeout", "retries", "start_period"} <= set(RUNNING[name]["healthcheck"])
+
+
+@pytest.mark.parametrize("name", OURS)
+class TestOurServices:
+    def test_its_check_is_a_command_and_names_itself(
+        self, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        _, service, _, process = OURS[name]["command"]
+        test = OURS[name]["healthcheck"]["test"]
+        assert test[:4] == ["CMD", "headwater", "service", "check"]
+        assert test[4:] == ["--service", service, "--name", process]
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main(test[2:])
+        assert ended.value.code == 4
+        assert f"{process} of the {service} service is not registered" in capsys.readouterr().err
+
+    def test_its_environment_is_settings(self, name: str) -> None:
+        given = environment(OURS[name])
+        assert all(variable.startswith(PREFIX) for variable in given)
+        settings = load_settings(None, given).settings
+        assert (settings.log.backend, settings.features.backend, settings.coordination.backend) == (
+            "kafka",
+            "redis",
+            "etcd",
+        )
+        assert settings.parameters.servers == sum("parameter-server" in other for other in OURS)
+
+    def test_where_it_is_reached_is_its_own_name(self, name: str) -> None:
+        settings = load_settings(None, environment(OURS[name])).settings
+        service = OURS[name]["command"][1]
+        if service == "parameter-server":
+            assert settings.parameters.advertise == f"{name}:{settings.parameters.listen.split(':')[1]}"
+        if service == "api":
+            assert settings.api.advertise == f"http://{name}:{settings.api.listen.split(':')[1]}"
+
+    def test_it_waits_for_its_backends(self, name: str) -> None:
+        backends = {"kafka", "redis", "etcd"}
+        assert OURS[name]["depends_on"] == {backend: {"condition": "service_healthy"} for backend in backends}
+
+    def test_it_may_do_no_more_than_it_needs(self, name: str) -> None:
+        assert OURS[name]["cap_drop"] == ["ALL"]
+        assert OURS[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_no_two_containers_share_a_folder_or_build_one_image_twice() -> None:
+    mounted = [volume.split(":")[0] for service in EVERY.values() for volume in service.get("volumes", [])]
+    assert sorted(mounted) == sorted(FILE["volumes"])
+    assert sum("build" in service for service in EVERY.values()) == 1
+
+
+class TestKeys:
+    def test_without_a_key_the_stack_does_not_start(self) -> None:
+        with pytest.raises(LookupError, match=re.escape(".env")):
+            interpolated(EVERY["api"]["environment"]["HEADWATER__API__KEYS"], {})
+
+    def test_several_keys_stand_side_by_side(self) -> None:
+        keys = load_settings(None, environment(EVERY["api"])).settings.api.keys
+        assert [key.get_secret_value().split(":")[0] for key in keys] == ["read", "admin"]
+
+    def test_no_key_stands_in_the_file(self) -> None:
+        assert not re.search(r"[0-9a-f]{64}|hw_(read|write|admin)_\w", TEXT)
+
+
+class TestImage:
+    TEXT: Final = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+
+    def test_what_it_copies_is_in_the_build_context(self) -> None:
+        sources = re.findall(r"^COPY (.+) \S+$", self.TEXT, re.MULTILINE)
+        copied = {source for line in sources for source in line.split()}
+        ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        assert copied == {line[1:] for line in ignored if line.startswith("!")}
+        assert all((ROOT / source).exists() for source in copied)
+
+    def test_it_does_not_run_as_root(self) -> None:
+        users = re.findall(r"^USER (\S+)$", self.TEXT, re.MULTILINE)
+        assert users == ["headwater"]
+        assert "--uid 10001" in self.TEXT
