@@ -35,6 +35,8 @@ TRANSACTION_MS: Final = 10_000
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 _BLOCK_MS: Final = 10_000
 _METADATA_MS: Final = 10_000
+# The client would wait up to 30 s before it looks whether a broker that restarted is back.
+_RECONNECT_MS: Final = 1_000
 _READY_S: Final = 15.0
 _SETTLE_S: Final = 0.5
 
@@ -52,6 +54,7 @@ def _make_producer(servers: str, transactional_id: str | None) -> KafkaProducer:
         max_request_size=MAX_MESSAGE_BYTES,
         allow_auto_create_topics=False,
         retry_backoff_ms=5 if transactional_id else 50,
+        reconnect_backoff_max_ms=_RECONNECT_MS,
         metrics_enabled=False,
     )
 
@@ -69,6 +72,7 @@ def _make_consumer(servers: str, group: str | None, member: str | None) -> Kafka
         heartbeat_interval_ms=SESSION_MS // 4,
         fetch_max_wait_ms=100,
         metadata_max_age_ms=_METADATA_MS,
+        reconnect_backoff_max_ms=_RECONNECT_MS,
         max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
         metrics_enabled=False,
     )
@@ -271,7 +275,7 @@ class KafkaLog:
     def __init__(self, servers: str, *, replication: int = 1) -> None:
         self._servers, self._replication = servers, replication
         with translated():
-            self._admin = KafkaAdminClient(bootstrap_servers=servers)
+            self._admin = KafkaAdminClient(bootstrap_servers=servers, reconnect_backoff_max_ms=_RECONNECT_MS)
 
     def ensure_topic(self, spec: TopicSpec) -> None:
         wanted = {
