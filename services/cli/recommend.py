@@ -59,8 +59,15 @@ def recommend(
     )
 
 
-def openapi() -> None:
+def openapi(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write it to services/api/openapi.json instead.")
+    ] = False,
+) -> None:
     """Print the OpenAPI document."""
-    from services.api.openapi import rendered
+    from services.api.openapi import PATH, rendered, write_openapi
 
-    print(rendered(), end="")
+    if not write:
+        print(rendered(), end="")
+        return
+    print(f"{PATH} {'written' if write_openapi() else 'is as it was'}")

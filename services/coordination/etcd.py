@@ -32,24 +32,6 @@ _TRANSIENT: Final = frozenset({4, 8, 14})
 """gRPC codes: deadline exceeded, resource exhausted, unavailable."""
 
 
-class EtcdLease:
-    """A lease in etcd. Made by ``EtcdCoordination.lease``."""
-
-    def __init__(self, store: EtcdCoordination, lease_id: int) -> None:
-        self._store = store
-        self._id = lease_id
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    def keep_alive(self) -> None:
-        self._store.renew(self._id)
-
-    def revoke(self) -> None:
-        self._store.end(self._id)
-
-
 class EtcdCoordination:
     """``Coordination`` in etcd at ``url`` (``http://host:2379``). TTLs are rounded up to whole seconds."""
 
@@ -103,9 +85,9 @@ class EtcdCoordination:
     def delete(self, key: str) -> bool:
         return _number(self._call("/v3/kv/deleterange", {"key": _text(key.encode())}), "deleted") > 0
 
-    def lease(self, ttl_s: float) -> EtcdLease:
+    def lease(self, ttl_s: float) -> recipes.StoreLease:
         reply = self._call("/v3/lease/grant", {"TTL": str(max(1, math.ceil(ttl_s)))})
-        return EtcdLease(self, _number(reply, "ID"))
+        return recipes.StoreLease(self, _number(reply, "ID"))
 
     def renew(self, lease_id: int) -> None:
         """Give a lease another full TTL (``Lease.keep_alive``)."""

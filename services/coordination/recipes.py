@@ -1,4 +1,4 @@
-"""What every backend builds in the same way from compare-and-swap: counters and single holders.
+"""What every backend builds in the same way: leases by id, and counters and single holders from compare-and-swap.
 
 Also the key ranges of prefixes, which both backends order by the UTF-8 bytes of the key.
 """
@@ -6,11 +6,41 @@ Also the key ranges of prefixes, which both backends order by the UTF-8 bytes of
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, Protocol
 
 from services.coordination.contract import Conflict, Coordination, Lease
 
 _ATTEMPTS: Final = 1_000
+
+
+class LeaseStore(Protocol):
+    """A backend that renews and ends leases by their id."""
+
+    def renew(self, lease_id: int) -> None:
+        """Renew for another full TTL. Raises LeaseLost if it ended."""
+        ...
+
+    def end(self, lease_id: int) -> None:
+        """End it now."""
+        ...
+
+
+class StoreLease:
+    """A lease of either backend, made by its ``lease``."""
+
+    def __init__(self, store: LeaseStore, lease_id: int) -> None:
+        self._store = store
+        self._id = lease_id
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    def keep_alive(self) -> None:
+        self._store.renew(self._id)
+
+    def revoke(self) -> None:
+        self._store.end(self._id)
 
 
 def increment(store: Coordination, name: str) -> int:

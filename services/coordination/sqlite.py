@@ -43,24 +43,6 @@ CREATE INDEX IF NOT EXISTS deleted_revision ON deleted (revision);
 _LIVE: Final = "(lease IS NULL OR lease IN (SELECT id FROM leases WHERE ends_s > :now))"
 
 
-class SqliteLease:
-    """A lease in the file. Made by ``SqliteCoordination.lease``."""
-
-    def __init__(self, store: SqliteCoordination, lease_id: int) -> None:
-        self._store = store
-        self._id = lease_id
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    def keep_alive(self) -> None:
-        self._store.renew(self._id)
-
-    def revoke(self) -> None:
-        self._store.end(self._id)
-
-
 class SqliteCoordination:
     """``Coordination`` in a file. ``clock`` is wall time in seconds, the same for all processes that share
     the file; ``sleep`` waits between two looks of a watch."""
@@ -209,14 +191,14 @@ class SqliteCoordination:
                 self._drop_key(key.encode())
         return found
 
-    def lease(self, ttl_s: float) -> SqliteLease:
+    def lease(self, ttl_s: float) -> recipes.StoreLease:
         with self._write() as db:
             cursor = db.execute(
                 "INSERT INTO leases (ttl_s, ends_s) VALUES (?, ?)", (ttl_s, self._clock() + ttl_s)
             )
             lease_id = cursor.lastrowid
         assert lease_id is not None
-        return SqliteLease(self, lease_id)
+        return recipes.StoreLease(self, lease_id)
 
     def _require(self, lease_id: int) -> None:
         if self._db.execute("SELECT 1 FROM leases WHERE id = ?", (lease_id,)).fetchone() is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Final
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "processor"
 POLL_S: Final = 0.1
+RETENTION_EVERY_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +110,15 @@ def _serve(
     with closing(events.consumer(PROCESSOR_GROUP, [EVENTS], member=member)) as consumer:
         processor = Processor(consumer, store, plan, metrics, archive)
         registration.update(ready=True)
+        retained_s = -math.inf
         while not stop.is_set() and not registration.replaced.is_set():
             if processor.step(POLL_S):
                 progressed()
+            if time.monotonic() - retained_s >= RETENTION_EVERY_S:
+                # Every stack has a processor, and several may do this at once.
+                dropped = events.enforce_retention()
+                retained_s = time.monotonic()
+                if dropped:
+                    log.info("dropped %d records older than the log's retention", dropped)
     if registration.replaced.is_set():
         stop.set()

@@ -135,7 +135,6 @@ class RecommendationSettings(Section):
     candidates: Count = 200
     popular_candidates: Count = 50
     fresh_candidates: Count = 10
-    exact_search_up_to: Count = 200_000
     retrieval_weight: Weight = 1.0
     """Weight of the two-tower score in the final score."""
     ranking_weight: Weight = 0.5

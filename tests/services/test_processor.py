@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 import pytest
@@ -12,14 +14,15 @@ from featurestore.online import EntityKey
 from featurestore.schema import default_schema
 from featurestore.sqlite import SqliteStore
 from models.samples import decode_batch
+from services.backends import open_log
 from services.events import Interaction, ItemEvent, encode_event, partition_key
 from services.messagelog.contract import Fenced, Message, TopicPartition, partition_of
 from services.messagelog.sqlite import SqliteLog
 from services.processor.keeping import Keeper
-from services.processor.main import make_plan
+from services.processor.main import make_plan, run
 from services.processor.metrics import ProcessorMetrics
 from services.processor.processor import SAVE_EVERY_S, Processor, TooLate
-from services.settings.model import LogSettings, ProcessorSettings, Settings
+from services.settings.model import DataSettings, FeatureSettings, LogSettings, ProcessorSettings, Settings
 from services.topics import EVENTS, PROCESSOR_GROUP, REJECTED, SAMPLES, ensure_topics
 from services.workers import Backoff, keep_trying
 
@@ -231,3 +234,32 @@ def test_keep_trying_waits_failures_out_and_lets_other_errors_through():
     assert [str(error) for error in seen] == ["1", "2"]
     with pytest.raises(KeyError):
         keep_trying(lambda progressed: {}["missing"], (Fenced,), threading.Event(), seen.append)
+
+
+def test_a_processor_drops_what_is_older_than_the_retention_and_read_by_all(tmp_path):
+    settings = Settings(
+        data=DataSettings(dir=tmp_path),
+        log=LogSettings(retention=60.0),
+        features=FeatureSettings(offline=False),
+    )
+    place = TopicPartition(EVENTS, 0)
+    with closing(open_log(settings)) as log, closing(log.producer()) as producer:
+        message = Message(EVENTS, 0, b"ann", encode_event(Interaction("ann", "film", "like")), NOW)
+        producer.append([message] * 3)
+
+        def run_until(done: Callable[[], bool]) -> None:
+            stop = threading.Event()
+            thread = threading.Thread(target=run, args=(settings, "processor-0", stop))
+            thread.start()
+            try:
+                deadline_s = time.monotonic() + 20.0
+                while not done():
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.02)
+            finally:
+                stop.set()
+                thread.join()
+
+        run_until(lambda: all(lag.messages == 0 for lag in log.lag(PROCESSOR_GROUP, EVENTS)))
+        run_until(lambda: log.read(place, 0, 10) == [])
+        assert log.end_offset(place) == 3
