@@ -22,12 +22,18 @@ FORMAT: Final = 1
 MAX_DIM: Final = 65_536
 MAX_NORM: Final = 1e18
 """Above it a squared norm may not fit a float32."""
+MAX_ADMISSION: Final = 255
+"""What one byte counts to."""
+MAX_EXPIRY_S: Final = 2**31 - 1
+MIN_FTRL: Final = 1e-6
+"""Of FTRL's rate and beta: it divides by both where a square is zero in float32."""
 
-OptimiserKind = Literal["sgd", "rowwise_adagrad", "adagrad"]
+OptimiserKind = Literal["sgd", "rowwise_adagrad", "adagrad", "adam", "ftrl"]
 Placement = Literal["hashed", "single"]
 Plain = Mapping[str, object]
 
-_KINDS: Final = ("sgd", "rowwise_adagrad", "adagrad")
+_KINDS: Final = ("sgd", "rowwise_adagrad", "adagrad", "adam", "ftrl")
+_NEED_EPSILON: Final = ("rowwise_adagrad", "adagrad", "adam")
 _PLACEMENTS: Final = ("hashed", "single")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
@@ -85,22 +91,38 @@ class Optimiser:
     """How a gradient changes a row.
 
     ``sgd``: w -= rate·g. ``rowwise_adagrad``: one s per row, s += mean(g²), w -= rate·g / (√s + epsilon).
-    ``adagrad``: one s per element, s += g², same step.
+    ``adagrad``: one s per element, s += g², same step. ``adam``: with ``beta1``, ``beta2`` and the count of the
+    row's own pushes as t, so a row that is not pushed does not move (lazy Adam). ``ftrl``: FTRL-proximal with
+    ``rate`` as α, ``beta`` and its own ``l1`` and ``l2``, which pull towards 0; see ``optimisers.ftrl`` on what
+    it makes of an initial value.
     """
 
     kind: OptimiserKind = "rowwise_adagrad"
     rate: float = 0.1
     epsilon: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise BadSpec(f"optimiser: kind {self.kind!r} is not one of {', '.join(_KINDS)}")
-        _finite("optimiser: rate", self.rate, minimum=0.0)
+        least = MIN_FTRL if self.kind == "ftrl" else 0.0
+        _finite("optimiser: rate", self.rate, minimum=least)
         _finite("optimiser: epsilon", self.epsilon, minimum=0.0)
-        if self.kind != "sgd" and float(np.float32(self.epsilon)) == 0.0:
+        if self.kind in _NEED_EPSILON and float(np.float32(self.epsilon)) == 0.0:
             raise BadSpec(
                 f"optimiser: epsilon {self.epsilon} is zero in float32; a first gradient of 0 divides"
             )
+        for name, share in (("beta1", self.beta1), ("beta2", self.beta2)):
+            # Adam divides by 1 - share^t, so what float32 rounds up to 1 is as wrong as 1.
+            if not (share >= 0.0 and float(np.float32(share)) < 1.0):
+                raise BadSpec(f"optimiser: {name} {share} is not in [0, 1) in float32")
+        _finite("optimiser: beta", self.beta, minimum=least)
+        _finite("optimiser: l1", self.l1, minimum=0.0)
+        _finite("optimiser: l2", self.l2, minimum=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +131,11 @@ class TableSpec:
 
     ``dim``: floats per row. ``placement``: ``hashed`` spreads keys over all shards; ``single`` keeps the
     whole table in one shard, with keys 0 .. ``rows`` - 1 (dense weights in chunks). ``max_norm``: a push
-    with a row whose gradient has a larger Euclidean norm is refused as exploded.
+    with a row whose gradient has a larger Euclidean norm is refused as exploded. ``guard``: so is one above
+    this many times the table's running mean of such norms (0: off; see ``guard.py``). ``clip``: a row's
+    gradient longer than this is scaled to this length (0: none). ``l2``: weight decay, l2·w is added to the
+    gradient after clipping (``ftrl`` has another of its own). ``admission``: pushes that a key needs before
+    it costs a row. ``expiry_s``: rows that were not pushed for so long are deleted (0: never).
     """
 
     name: str
@@ -119,6 +145,11 @@ class TableSpec:
     placement: Placement = "hashed"
     rows: int = 0
     max_norm: float = 1e6
+    l2: float = 0.0
+    clip: float = 0.0
+    guard: float = 1_000.0
+    admission: int = 1
+    expiry_s: int = 0
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -131,6 +162,7 @@ class TableSpec:
             raise BadSpec(f"table {self.name}: rows is {self.rows}; a single table has some, a hashed one 0")
         if not 0.0 < self.max_norm <= MAX_NORM:
             raise BadSpec(f"table {self.name}: max_norm {self.max_norm} is not in (0, {MAX_NORM:g}]")
+        self._check_upkeep()
 
     @property
     def seed(self) -> int:
@@ -140,7 +172,13 @@ class TableSpec:
     @property
     def state_dim(self) -> int:
         """Floats of optimiser state per row."""
-        return {"sgd": 0, "rowwise_adagrad": 1, "adagrad": self.dim}[self.optimiser.kind]
+        return {
+            "sgd": 0,
+            "rowwise_adagrad": 1,
+            "adagrad": self.dim,
+            "adam": 2 * self.dim + 1,
+            "ftrl": 2 * self.dim,
+        }[self.optimiser.kind]
 
     def to_plain(self) -> dict[str, object]:
         """Strings, numbers, lists and dicts that JSON and MessagePack carry."""
@@ -156,11 +194,22 @@ class TableSpec:
             "placement": self.placement,
             "rows": self.rows,
             "max_norm": float(self.max_norm),
+            "beta1": float(self.optimiser.beta1),
+            "beta2": float(self.optimiser.beta2),
+            "ftrl_beta": float(self.optimiser.beta),
+            "ftrl_l1": float(self.optimiser.l1),
+            "ftrl_l2": float(self.optimiser.l2),
+            "l2": float(self.l2),
+            "clip": float(self.clip),
+            "guard": float(self.guard),
+            "admission": self.admission,
+            "expiry_s": self.expiry_s,
         }
 
     @staticmethod
     def from_plain(plain: Plain) -> TableSpec:
-        """Read ``to_plain``'s form back. Raises BadSpec naming what is missing or wrong."""
+        """Read ``to_plain``'s form back; fields of later versions than the first may be absent and have their
+        defaults. Raises BadSpec naming what is missing or wrong."""
         if plain.get("format") != FORMAT:
             raise BadSpec(f"table: format {plain.get('format')!r}; this version reads {FORMAT}")
         try:
@@ -179,15 +228,46 @@ class TableSpec:
                     cast("OptimiserKind", _text(plain, "optimiser")),
                     _number(plain, "rate"),
                     _number(plain, "epsilon"),
+                    _number(plain, "beta1", 0.9),
+                    _number(plain, "beta2", 0.999),
+                    _number(plain, "ftrl_beta", 1.0),
+                    _number(plain, "ftrl_l1", 0.0),
+                    _number(plain, "ftrl_l2", 0.0),
                 ),
                 placement=cast("Placement", _text(plain, "placement")),
                 rows=_integer(plain, "rows"),
                 max_norm=_number(plain, "max_norm"),
+                l2=_number(plain, "l2", 0.0),
+                clip=_number(plain, "clip", 0.0),
+                guard=_number(plain, "guard", 1_000.0),
+                admission=_integer(plain, "admission", 1),
+                expiry_s=_integer(plain, "expiry_s", 0),
             )
         except KeyError as error:
             raise BadSpec(f"table: {error.args[0]} is missing") from error
         except (TypeError, ValueError) as error:
             raise BadSpec(f"table: {error}") from error
+
+    def _check_upkeep(self) -> None:
+        """What keeps rows sound and memory bounded: decay, clipping, guard, admission, expiry."""
+        _finite(f"table {self.name}: l2", self.l2, minimum=0.0)
+        # A step of sgd multiplies w by 1 - rate·l2; beyond 1 it would jump over 0, beyond 2 it explodes.
+        if self.optimiser.kind == "sgd" and self.optimiser.rate * self.l2 > 1.0:
+            raise BadSpec(
+                f"table {self.name}: l2 {self.l2} times sgd's rate {self.optimiser.rate} is above 1"
+            )
+        _finite(f"table {self.name}: clip", self.clip, minimum=0.0)
+        if self.clip > 0.0 and float(np.float32(self.clip)) == 0.0:
+            raise BadSpec(f"table {self.name}: clip {self.clip} is zero in float32, which means none")
+        _finite(f"table {self.name}: guard", self.guard, minimum=0.0)
+        if 0.0 < self.guard < 1.0:
+            raise BadSpec(f"table {self.name}: guard {self.guard} refuses ordinary rows; 0 or at least 1")
+        if not 1 <= self.admission <= MAX_ADMISSION:
+            raise BadSpec(f"table {self.name}: admission {self.admission} is not in [1, {MAX_ADMISSION}]")
+        if not 0 <= self.expiry_s <= MAX_EXPIRY_S:
+            raise BadSpec(f"table {self.name}: expiry_s {self.expiry_s} is not in [0, {MAX_EXPIRY_S}]")
+        if self.placement == "single" and (self.admission, self.expiry_s) != (1, 0):
+            raise BadSpec(f"table {self.name}: a single table keeps all its rows; no admission, no expiry")
 
 
 def _text(plain: Plain, name: str) -> str:
@@ -197,15 +277,15 @@ def _text(plain: Plain, name: str) -> str:
     return value
 
 
-def _integer(plain: Plain, name: str) -> int:
-    value = plain[name]
+def _integer(plain: Plain, name: str, default: int | None = None) -> int:
+    value = plain[name] if default is None else plain.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is not an integer")
     return value
 
 
-def _number(plain: Plain, name: str) -> float:
-    value = plain[name]
+def _number(plain: Plain, name: str, default: float | None = None) -> float:
+    value = plain[name] if default is None else plain.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} is not a number")
     return float(value)
