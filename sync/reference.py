@@ -12,7 +12,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sync.optimisers import Apply
+from sync.optimisers import (
+    BETA,
+    BETA1,
+    BETA2,
+    EPSILON,
+    L1,
+    L2,
+    MAX_ACCUMULATED,
+    MAX_STEPS,
+    RATE,
+    Apply,
+    Settings,
+    settings_of,
+)
 from sync.spec import TableSpec
 
 Keys = npt.NDArray[np.uint64]
@@ -73,49 +86,133 @@ def sum_groups(keys: Keys, gradients: Rows, groups: Slots, unique: Keys, sums: R
         sums[at] = gradients[i] if i == first else sums[at] + gradients[i]
 
 
-def sgd(
+def regularise(
     values: Rows,
-    state: Rows,
     slots: Slots,
     gradients: Rows,
     squares: Rows,
-    rate: np.float32,
-    epsilon: np.float32,
+    clip: np.float32,
+    l2: np.float32,
+    new_gradients: Rows,
+    new_squares: Rows,
 ) -> None:
+    """Scale gradients longer than ``clip`` to that length, then add l2·w."""
+    scale = np.ones(len(slots), np.float32)
+    if clip > 0:
+        long = squares > clip * clip
+        scale[long] = clip / np.sqrt(squares[long])
+    new_gradients[:] = scale[:, None] * gradients + l2 * values[slots]
+    measure(new_gradients, np.float32(np.inf), new_squares)
+
+
+def sgd(values: Rows, state: Rows, slots: Slots, gradients: Rows, squares: Rows, settings: Settings) -> None:
     """w -= rate·g."""
-    values[slots] -= rate * gradients
+    values[slots] -= settings[RATE] * gradients
 
 
 def rowwise_adagrad(
-    values: Rows,
-    state: Rows,
-    slots: Slots,
-    gradients: Rows,
-    squares: Rows,
-    rate: np.float32,
-    epsilon: np.float32,
+    values: Rows, state: Rows, slots: Slots, gradients: Rows, squares: Rows, settings: Settings
 ) -> None:
     """s += mean(g²); w -= (rate / (√s + epsilon))·g."""
     state[slots, 0] += squares / np.float32(gradients.shape[1])
-    step = rate / (np.sqrt(state[slots, 0]) + epsilon)
+    step = settings[RATE] / (np.sqrt(state[slots, 0]) + settings[EPSILON])
     values[slots] -= step[:, None] * gradients
 
 
 def adagrad(
-    values: Rows,
-    state: Rows,
-    slots: Slots,
-    gradients: Rows,
-    squares: Rows,
-    rate: np.float32,
-    epsilon: np.float32,
+    values: Rows, state: Rows, slots: Slots, gradients: Rows, squares: Rows, settings: Settings
 ) -> None:
     """s += g²; w -= rate·g / (√s + epsilon)."""
     state[slots] += gradients * gradients
-    values[slots] -= rate * gradients / (np.sqrt(state[slots]) + epsilon)
+    values[slots] -= settings[RATE] * gradients / (np.sqrt(state[slots]) + settings[EPSILON])
 
 
-APPLY: Final[dict[str, Apply]] = {"sgd": sgd, "rowwise_adagrad": rowwise_adagrad, "adagrad": adagrad}
+def power(base: float, exponent: int) -> float:
+    """By squaring, from the lowest bit of the exponent."""
+    result = 1.0
+    for bit in reversed(f"{exponent:b}"):
+        if bit == "1":
+            result *= base
+        base *= base
+    return result
+
+
+def adam(values: Rows, state: Rows, slots: Slots, gradients: Rows, squares: Rows, settings: Settings) -> None:
+    """Adam, with the row's own pushes as t; a row's state is m [d], v [d], t."""
+    dim = gradients.shape[1]
+    beta1, beta2, one = settings[BETA1], settings[BETA2], np.float32(1)
+    for slot, g in zip(slots.tolist(), gradients, strict=True):
+        m, v = state[slot, :dim], state[slot, dim : 2 * dim]
+        t = state[slot, 2 * dim] = min(int(state[slot, 2 * dim]) + 1, MAX_STEPS)
+        step = np.float32(float(settings[RATE]) / (1 - power(float(beta1), t)))
+        correction = np.float32(np.sqrt(1 - power(float(beta2), t)))
+        m[:] = beta1 * m + (one - beta1) * g
+        v[:] = beta2 * v + (one - beta2) * (g * g)
+        values[slot] -= step * m / (np.sqrt(v) / correction + settings[EPSILON])
+
+
+def ftrl(values: Rows, state: Rows, slots: Slots, gradients: Rows, squares: Rows, settings: Settings) -> None:
+    """FTRL-proximal; a row's state is z [d], n [d]. Elements with a gradient of 0 are left alone."""
+    dim = gradients.shape[1]
+    w, z, n = values[slots], state[slots, :dim], state[slots, dim:]
+    after = np.minimum(n + gradients * gradients, np.float32(MAX_ACCUMULATED))
+    sigma = (np.sqrt(after) - np.sqrt(n)) / settings[RATE]
+    new_z = z + (gradients - sigma * w)
+    shrunk = np.maximum(np.abs(new_z) - settings[L1], np.float32(0))
+    size = shrunk / ((settings[BETA] + np.sqrt(after)) / settings[RATE] + settings[L2])
+    untouched = gradients == 0
+    values[slots] = np.where(untouched, w, np.where(new_z > 0, -size, size))
+    state[slots] = np.hstack([np.where(untouched, z, new_z), np.where(untouched, n, after)])
+
+
+APPLY: Final[dict[str, Apply]] = {
+    "sgd": sgd,
+    "rowwise_adagrad": rowwise_adagrad,
+    "adagrad": adagrad,
+    "adam": adam,
+    "ftrl": ftrl,
+}
+
+
+def follow(squares: Rows, mean: float, count: int, longest: int, least: float) -> tuple[float, int]:
+    """``RunningNorm.update`` on one row after the other."""
+    for norm in np.sqrt(squares.astype(np.float64)).tolist():
+        if norm >= least:
+            count = min(count + 1, longest)
+            mean += (norm - mean) / count
+    return mean, count
+
+
+class ReferenceSketch:
+    """``CountSketch`` one key at a time; the width is a power of two."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.counters = [[0] * width for _ in range(4)]
+        self.counted = 0
+
+    def estimate(self, key: int) -> int:
+        """The smallest of the key's counters."""
+        return min(row[at] for row, at in zip(self.counters, self._places(key), strict=True))
+
+    def count(self, keys: Keys) -> list[int]:
+        """Raise the smallest counters of each key; its estimates. Halve all of them after ``width`` keys."""
+        estimates = []
+        for key in keys.tolist():
+            estimate = min(self.estimate(key) + 1, 255)
+            for row, at in zip(self.counters, self._places(key), strict=True):
+                row[at] = max(row[at], estimate)
+            estimates.append(estimate)
+            self.counted += 1
+            if self.counted == self.width:
+                self.counters = [[counter // 2 for counter in row] for row in self.counters]
+                self.counted = 0
+        return estimates
+
+    def _places(self, key: int) -> list[int]:
+        mixed = mix(key)
+        start, stride = mixed & 0xFFFFFFFF, mixed >> 32
+        return [(start + row * stride) % self.width for row in range(4)]
 
 
 @dataclass(slots=True)
@@ -149,20 +246,17 @@ class ReferenceTable:
         for key, gradient in zip(keys.tolist(), gradients, strict=True):
             sums[key] = sums[key] + gradient if key in sums else gradient
         first = np.zeros(1, np.int32)
-        optimiser = self.spec.optimiser
         for key, gradient in sums.items():
             row = self.rows[key] = self._row(key)
             squares = np.zeros(1, np.float32)
             measure(gradient[None], np.float32(np.inf), squares)
-            APPLY[optimiser.kind](
-                row.values[None],
-                row.state[None],
-                first,
-                gradient[None],
-                squares,
-                np.float32(optimiser.rate),
-                np.float32(optimiser.epsilon),
-            )
+            gradients, values = gradient[None], row.values[None]
+            if self.spec.clip or self.spec.l2:
+                gradients, raw = np.empty_like(gradients), squares.copy()
+                clip, l2 = np.float32(self.spec.clip), np.float32(self.spec.l2)
+                regularise(values, first, gradient[None], raw, clip, l2, gradients, squares)
+            settings = settings_of(self.spec.optimiser)
+            APPLY[self.spec.optimiser.kind](values, row.state[None], first, gradients, squares, settings)
             row.version = version
 
     def _row(self, key: int) -> ReferenceRow:

@@ -8,6 +8,7 @@ void: Type
 boolean: Type
 int32: Type
 int64: Type
+uint8: Type
 uint32: Type
 uint64: Type
 float32: Type
