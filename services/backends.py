@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from featurestore.online import OnlineStore
     from services.coordination.contract import Coordination
     from services.messagelog.contract import MessageLog
+    from services.rpc.security import Security
 
-__all__ = ["EVENTS", "REJECTED", "SAMPLES", "open_coordination", "open_log", "open_store"]
+__all__ = ["EVENTS", "REJECTED", "SAMPLES", "open_coordination", "open_log", "open_security", "open_store"]
 
 
 def open_log(settings: Settings) -> MessageLog:
@@ -46,3 +47,12 @@ def open_store(settings: Settings) -> OnlineStore:
     settings.data.dir.mkdir(parents=True, exist_ok=True)
     where = chosen.url.get_secret_value() if chosen.backend == "redis" else settings.data.dir / "features.db"
     return open_backend(chosen.backend, where, chosen.max_claims)
+
+
+def open_security(settings: Settings) -> Security | None:
+    """The keys of calls between our processes; None where they travel in the clear. Raises KeysError."""
+    if settings.rpc.keys is None:
+        return None
+    from services.rpc.keys import ensure_security, load_security
+
+    return (ensure_security if settings.rpc.create_keys else load_security)(settings.rpc.keys)

@@ -29,6 +29,7 @@ from services.parameter_server.types import (
 from services.rpc.aio import AsyncRpcClient
 from services.rpc.codec import Failure, Reply
 from services.rpc.errors import NoAnswer, QueueFull, RemoteFailure
+from services.rpc.security import Security
 
 T = TypeVar("T")
 POLL_S: Final = 10.0
@@ -52,12 +53,13 @@ class AsyncParameterClient:
         coordination: Coordination,
         *,
         deadline_s: float = 5.0,
+        security: Security | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._directory = Directory(coordination)
         self._deadline_s = deadline_s
         self._random = jitter
-        self._rpc = AsyncRpcClient()
+        self._rpc = AsyncRpcClient(security)
 
     async def pull(self, model: str, keys: Mapping[str, Keys], *, deadline_s: float | None = None) -> Pulled:
         """The rows of ``keys [N]`` per table."""

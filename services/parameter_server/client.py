@@ -31,6 +31,7 @@ from services.rpc.calls import Outgoing
 from services.rpc.client import RpcClient
 from services.rpc.codec import Reply
 from services.rpc.errors import QueueFull
+from services.rpc.security import Security
 from sync.pushes import Source
 from sync.spec import TableSpec
 
@@ -59,6 +60,7 @@ class ParameterClient:
         coordination: Coordination,
         *,
         deadline_s: float = 5.0,
+        security: Security | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
@@ -66,7 +68,7 @@ class ParameterClient:
         self._directory = Directory(coordination)
         self._deadline_s = deadline_s
         self._time = _Time(monotonic, sleep, jitter)
-        self._rpc = RpcClient(monotonic=monotonic)
+        self._rpc = RpcClient(security, monotonic=monotonic)
 
     def declare(self, model: str, specs: Sequence[TableSpec], fingerprint: str) -> None:
         """Make ``model`` known to all servers. Idempotent; other tables or another schema fingerprint than

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.backends import open_coordination
+from services.backends import open_coordination, open_security
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member, Registration, wait_for
 from services.coordination.shardmap import ShardMap, read_shard_map, settle_shard_map
@@ -37,14 +37,15 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings, name: str, stop: threading.Event) -> None:
     """Serve the shards of server ``name`` until ``stop`` is set.
 
-    Raises CoordinationError, SnapshotError (FolderHeld if another process of this name does not end), NoShards.
+    Raises CoordinationError, KeysError, SnapshotError (FolderHeld if another process of this name does not end),
+    NoShards.
     """
     folder = settings.data.dir / "parameters" / name
     with ExitStack() as stack:
         stack.enter_context(_locked(folder, stop))
         coordination = open_coordination(settings)
         stack.callback(coordination.close)
-        rpc = RpcServer(settings.parameters.listen)
+        rpc = RpcServer(settings.parameters.listen, open_security(settings))
         stack.callback(rpc.close)
         registration = _register(settings, name, coordination, _incarnation(coordination, folder), rpc.port)
         stack.callback(registration.close)

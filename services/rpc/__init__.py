@@ -5,6 +5,7 @@ from services.rpc.calls import Outgoing
 from services.rpc.client import RpcClient
 from services.rpc.codec import Failure, Reply, Request
 from services.rpc.errors import (
+    KeysError,
     MalformedMessage,
     MessageTooLarge,
     NoAnswer,
@@ -12,12 +13,15 @@ from services.rpc.errors import (
     RemoteFailure,
     RpcError,
 )
+from services.rpc.security import KeyPair, Security
 from services.rpc.server import Call, RpcServer, ServerLimits
 
 __all__ = [
     "AsyncRpcClient",
     "Call",
     "Failure",
+    "KeyPair",
+    "KeysError",
     "MalformedMessage",
     "MessageTooLarge",
     "NoAnswer",
@@ -29,5 +33,6 @@ __all__ = [
     "RpcClient",
     "RpcError",
     "RpcServer",
+    "Security",
     "ServerLimits",
 ]

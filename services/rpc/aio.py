@@ -11,7 +11,9 @@ import zmq.asyncio
 from services.rpc.calls import Calls, ClientCounts, Outgoing
 from services.rpc.client import MAX_PEERS, SEND_QUEUE, configure
 from services.rpc.codec import Buffer, Failure, Reply
+from services.rpc.connections import Refusal
 from services.rpc.errors import NoAnswer, QueueFull, RemoteFailure
+from services.rpc.security import Security
 
 _CLOSED: Final = "the connection was closed"
 
@@ -19,9 +21,12 @@ _CLOSED: Final = "the connection was closed"
 class _Peer:
     """One connection, the task that reads from it, and the calls that wait for it."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, calls: Calls) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, calls: Calls, security: Security | None
+    ) -> None:
         self.socket = context.socket(zmq.DEALER)
-        configure(self.socket.setsockopt)
+        configure(self.socket, security)
+        self.refusal = Refusal(context, self.socket, address)
         self.socket.connect(f"tcp://{address}")
         self.waiting: dict[int, asyncio.Future[Reply | Failure]] = {}
         self._address, self._calls = address, calls
@@ -38,6 +43,7 @@ class _Peer:
 
     def close(self) -> None:
         self._reader.cancel()
+        self.refusal.close()
         self.socket.close()
         for future in self.waiting.values():
             if not future.done():
@@ -46,9 +52,13 @@ class _Peer:
 
 
 class AsyncRpcClient:
-    """Asyncio calls to any number of peers, addressed as ``HOST:PORT``; several may be open to one."""
+    """Asyncio calls to any number of peers, addressed as ``HOST:PORT``; several may be open to one.
 
-    def __init__(self) -> None:
+    Without ``security`` calls travel in the clear, and reach only servers that ask for no keys.
+    """
+
+    def __init__(self, security: Security | None = None) -> None:
+        self._security = security
         self._calls = Calls()
         self._context = zmq.asyncio.Context()
         self._peers: dict[str, _Peer] = {}
@@ -73,7 +83,8 @@ class AsyncRpcClient:
                 await peer.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
                 answer = await future
         except TimeoutError:
-            raise NoAnswer(f"{address}: no answer within {timeout_s:g} s") from None
+            why = peer.refusal.why()
+            raise NoAnswer(f"{address}: {why or f'no answer within {timeout_s:g} s'}") from None
         except zmq.Again as error:
             raise QueueFull(f"{address}: {SEND_QUEUE} messages wait to be sent") from error
         finally:
@@ -88,7 +99,7 @@ class AsyncRpcClient:
         if peer is None:
             while len(self._peers) >= MAX_PEERS:
                 self._peers.pop(next(iter(self._peers))).close()
-            peer = _Peer(self._context, address, self._calls)
+            peer = _Peer(self._context, address, self._calls, self._security)
         self._peers[address] = peer
         return peer
 

@@ -6,21 +6,23 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from services.rpc.calls import Calls, Outgoing
 from services.rpc.codec import MAX_FRAME_BYTES, Buffer, Failure, Reply
+from services.rpc.connections import Refusal
 from services.rpc.errors import QueueFull
+from services.rpc.security import Security
 
 SEND_QUEUE: Final = 64
 MAX_PEERS: Final = 256
 """Peers with an open connection at most; the one used longest ago is closed first."""
 
 
-def configure(set_option: Callable[[int, int], None]) -> None:
-    """The options of every client socket: bounded queues, no waiting at the end."""
+def configure(socket: zmq.Socket[Any], security: Security | None) -> None:
+    """The options of every client socket: bounded queues, no waiting at the end, keys where there are some."""
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.SNDHWM, SEND_QUEUE),
@@ -29,18 +31,27 @@ def configure(set_option: Callable[[int, int], None]) -> None:
         (zmq.RECONNECT_IVL, 20),
         (zmq.RECONNECT_IVL_MAX, 500),
     ):
-        set_option(option, value)
+        socket.setsockopt(option, value)
+    if security is not None:
+        security.to_client(socket)
 
 
 class RpcClient:
-    """Blocking calls to any number of peers (``HOST:PORT``). Thread-safe, one exchange at a time."""
+    """Blocking calls to any number of peers (``HOST:PORT``). Thread-safe, one exchange at a time.
 
-    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    Without ``security`` calls travel in the clear, and reach only servers that ask for no keys.
+    """
+
+    def __init__(
+        self, security: Security | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._security = security
         self._monotonic = monotonic
         self._calls = Calls()
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._refusals: dict[str, Refusal] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -81,8 +92,10 @@ class RpcClient:
                         raise QueueFull(f"{peer}: {SEND_QUEUE} messages wait to be sent") from error
                 self._collect(open_calls, answers, deadline, keep_waiting or (lambda: True), look_s)
             finally:
-                for call in open_calls:
+                for call, peer in open_calls.items():
                     self._calls.give_up(call)
+                    if peer in self._refusals:
+                        self._refusals[peer].why()
         return answers
 
     def _collect(
@@ -112,9 +125,10 @@ class RpcClient:
         socket = self._sockets.pop(peer, None)
         if socket is None:
             while len(self._sockets) >= MAX_PEERS:
-                self._sockets.pop(next(iter(self._sockets))).close()
+                self._close(next(iter(self._sockets)))
             socket = self._context.socket(zmq.DEALER)
-            configure(socket.setsockopt)
+            configure(socket, self._security)
+            self._refusals[peer] = Refusal(self._context, socket, peer)
             socket.connect(f"tcp://{peer}")
         self._sockets[peer] = socket
         return socket
@@ -122,14 +136,16 @@ class RpcClient:
     def forget(self, peer: str) -> None:
         """Close the connection to ``peer``, with whatever waits in it: a later call starts afresh."""
         with self._lock:
-            socket = self._sockets.pop(peer, None)
-            if socket is not None:
-                socket.close()
+            if peer in self._sockets:
+                self._close(peer)
+
+    def _close(self, peer: str) -> None:
+        self._refusals.pop(peer).close()
+        self._sockets.pop(peer).close()
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            for socket in self._sockets.values():
-                socket.close()
-            self._sockets.clear()
+            for peer in list(self._sockets):
+                self._close(peer)
             self._context.term()

@@ -1,11 +1,12 @@
 """Messages to frames and back, without I/O: a MessagePack header, then one raw frame per array.
 
 First frame: ``MAGIC``, a format byte, the header. An array's frame is its memory in C order, little-endian.
-Readers wrap received frames without copying where the memory is aligned.
+Readers wrap received frames, read-only, without copying where the memory is aligned.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ def decode(frames: Sequence[Buffer]) -> Message:
         raise MalformedMessage(f"a header of {len(first)} bytes")
     try:
         header = _decoder.decode(first[len(PREFIX) :])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # RecursionError: lists in lists in lists, where a field of a later version would be.
         raise MalformedMessage(str(error)) from error
     if not 0 <= header.id < 2**64 or header.timeout_ms < 0:
         raise MalformedMessage("a negative or overlong number")
@@ -145,11 +147,15 @@ def _array(code: str, shape: tuple[int, ...], frame: Buffer) -> Array:
         raise MalformedMessage(f"unknown element type {code[:16]!r}")
     if len(shape) > 4 or any(not 0 <= length < 2**40 for length in shape):
         raise MalformedMessage("an impossible shape")
-    count = 1
-    for length in shape:
-        count *= length
-    if count * dtype.itemsize != len(frame):
+    # Lengths beside a 0 count too: NumPy refuses what has too many elements without it, also where there are none.
+    if math.prod(length for length in shape if length) * dtype.itemsize >= 2**62:
+        raise MalformedMessage("an impossible shape")
+    if math.prod(shape) * dtype.itemsize != len(frame):
         raise MalformedMessage(f"{len(frame)} bytes do not hold {list(shape)} of {code}")
     array: Array = np.frombuffer(frame, dtype).reshape(shape)
     # A small frame may lie anywhere in the transport's buffer; compiled kernels want aligned memory.
-    return array if array.flags.aligned else array.copy()
+    if not array.flags.aligned:
+        array = array.copy()
+    # The transport's memory is nobody's to write in: several arrays, or messages, may lie in one buffer.
+    array.flags.writeable = False
+    return array

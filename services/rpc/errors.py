@@ -7,6 +7,7 @@ Exceptions::
     ├── MessageTooLarge      our fault: a message beyond the bounds that every reader enforces
     ├── NoAnswer             nothing came before the deadline
     ├── QueueFull            too much waits to be sent to that peer already; nothing was sent
+    ├── KeysError            our keys cannot be used; the message names the file and the next step
     └── RemoteFailure        the peer answered with an error code
 """
 
@@ -31,6 +32,10 @@ class NoAnswer(RpcError):
 
 class QueueFull(RpcError):
     """The bound on messages waiting for the peer is reached."""
+
+
+class KeysError(RpcError):
+    """Keys are missing, damaged, or do not belong together."""
 
 
 class RemoteFailure(RpcError):

@@ -1,17 +1,16 @@
-"""The serving end: one ROUTER socket, a bounded queue, answers now or later.
+"""The serving end: one ROUTER socket, a bounded and fair queue, answers now or later.
 
 The owner's loop calls ``wait`` and then ``take`` until nothing is left; ``answer`` and ``fail`` may come at
 any time after (a long poll keeps its Call). Used by one thread.
 
 Codes of failures that come from here: ``busy`` (the queue is full; try again), ``late`` (the caller's time
-was up before its turn).
+was up before its turn), ``too-large`` (no message can hold the answer; ask for less).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -29,10 +28,19 @@ from services.rpc.codec import (
     decode,
     encode,
 )
-from services.rpc.errors import MalformedMessage
+from services.rpc.connections import ConnectionCounts, Connections
+from services.rpc.errors import MalformedMessage, MessageTooLarge
+from services.rpc.gate import DOMAIN, Gate
+from services.rpc.queue import FairQueue
+from services.rpc.security import Security
 
 BUSY: Final = "busy"
 LATE: Final = "late"
+TOO_LARGE: Final = "too-large"
+MAX_TEXT: Final = 2_000
+"""Characters of a failure's message: what a peer sent may stand in it, whatever its length."""
+LOOK: Final = 256
+"""Messages taken in at one look at most: whoever floods cannot keep the loop there."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,6 +62,7 @@ class ServerCounts:
     busy_total: int = 0
     late_total: int = 0
     unsent_total: int = 0
+    too_large_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +75,55 @@ class ServerLimits:
 
 
 class RpcServer:
-    """Listens at ``listen`` (``HOST:PORT``, port 0: any free one)."""
+    """Listens at ``listen`` (``HOST:PORT``, port 0: any free one).
+
+    With ``security`` only clients with an allowed key get in, and all is encrypted. Raises KeysError where that
+    has no server's key pair, and ZMQError where the address cannot be had.
+    """
 
     def __init__(
         self,
         listen: str,
+        security: Security | None = None,
         *,
         limits: ServerLimits | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = ServerCounts()
+        self.connections = ConnectionCounts()
         self._limits = limits or ServerLimits()
         self._monotonic = monotonic
-        self._queue: deque[tuple[Call, int]] = deque()
-        self._queue_bytes = 0
+        self._queue: FairQueue[Call] = FairQueue(self._limits.queue, self._limits.queue_bytes)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._gate: Gate | None = None
+        self._watch: Connections | None = None
+        self._poller = zmq.Poller()
         try:
-            for option, value in (
-                (zmq.LINGER, 0),
-                (zmq.RCVHWM, self._limits.per_peer),
-                (zmq.SNDHWM, self._limits.per_peer),
-                (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
-                (zmq.ROUTER_MANDATORY, 1),
-                (zmq.HANDSHAKE_IVL, 5_000),
-            ):
-                self._socket.setsockopt(option, value)
-            self._socket.bind(f"tcp://{listen}")
+            self._open(listen, security)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, listen: str, security: Security | None) -> None:
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.RCVHWM, self._limits.per_peer),
+            (zmq.SNDHWM, self._limits.per_peer),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.HANDSHAKE_IVL, 5_000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._poller.register(self._socket, zmq.POLLIN)
+        if security is not None:
+            security.to_server(self._socket)
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            # Before anybody can connect: without it ZeroMQ would let in whoever has any key at all.
+            self._gate = Gate(self._context, security.allowed, self._monotonic)
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+        self._watch = Connections(self._context, self._socket, self.connections, self._monotonic)
+        self._socket.bind(f"tcp://{listen}")
 
     @property
     def port(self) -> int:
@@ -106,16 +134,23 @@ class RpcServer:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a request is there or ``timeout_s`` passed, and take in what has arrived."""
-        if not self._queue:
-            self._socket.poll(max(0, round(timeout_s * 1_000)))
-        # One look takes in no more than the queue holds: whoever floods cannot keep the loop in here.
-        for _ in range(self._limits.queue):
+        if not len(self._queue):
+            self._poller.poll(max(0, round(timeout_s * 1_000)))
+        self._look_at_connections()
+        for _ in range(LOOK):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             peer, *rest = [frame.buffer for frame in frames]
             self._take_in(bytes(peer), rest)
+
+    def _look_at_connections(self) -> None:
+        if self._gate is not None:
+            self._gate.look()
+            self.connections.refused_total = self._gate.refused_total
+        if self._watch is not None:
+            self._watch.look()
 
     def _take_in(self, peer: bytes, frames: list[memoryview]) -> None:
         self.counts.received_total += 1
@@ -129,20 +164,14 @@ class RpcServer:
         if not isinstance(message, Request):
             self.counts.malformed_total += 1
             return
-        size = sum(len(frame) for frame in frames)
-        full = len(self._queue) >= self._limits.queue
-        if full or (self._queue and self._queue_bytes + size > self._limits.queue_bytes):
+        call = Call(peer, message, self._monotonic() + message.timeout_ms / 1_000)
+        for refused in self._queue.put(peer, call, sum(len(frame) for frame in frames)):
             self.counts.busy_total += 1
-            self._send(peer, Failure(message.id, BUSY, f"{len(self._queue)} requests wait already"))
-            return
-        self._queue.append((Call(peer, message, self._monotonic() + message.timeout_ms / 1_000), size))
-        self._queue_bytes += size
+            self.fail(refused, BUSY, f"{len(self._queue)} requests wait already")
 
     def take(self) -> Call | None:
-        """The next request whose caller still waits; None when there is none."""
-        while self._queue:
-            call, size = self._queue.popleft()
-            self._queue_bytes -= size
+        """The next request whose caller still waits, each peer in turn; None when there is none."""
+        while (call := self._queue.take()) is not None:
             if call.deadline_s > self._monotonic():
                 return call
             self.counts.late_total += 1
@@ -158,11 +187,17 @@ class RpcServer:
 
     def fail(self, call: Call, code: str, message: str) -> None:
         """Answer ``call`` with an error."""
-        self._send(call.peer, Failure(call.request.id, code, message))
+        self._send(call.peer, Failure(call.request.id, code, message[:MAX_TEXT]))
 
     def _send(self, peer: bytes, message: Message) -> None:
         try:
-            self._socket.send_multipart([peer, *encode(message)], zmq.NOBLOCK, copy=False)
+            frames = encode(message)
+        except MessageTooLarge as error:
+            # The peer asked for it, so it is told, and the server goes on.
+            self.counts.too_large_total += 1
+            frames = encode(Failure(message.id, TOO_LARGE, f"the answer would be {error}; ask for less"))
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
@@ -170,5 +205,9 @@ class RpcServer:
 
     def close(self) -> None:
         """Give up the address. Answers not yet sent are lost."""
+        if self._watch is not None:
+            self._watch.close()
         self._socket.close()
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()

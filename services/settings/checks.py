@@ -64,6 +64,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
             except ValueError as error:
                 yield SettingProblem(name, text, "", str(error), allowed=_ADDRESS)
     yield from _check_keys(settings)
+    yield from _check_rpc(settings)
 
 
 def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
@@ -89,4 +90,33 @@ def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
             "others could reach this address, and no key is set",
             "make a key with `headwater config new-key admin` and put it into api.keys",
             "a loopback address such as 127.0.0.1:8080, or any address together with api.keys",
+        )
+
+
+def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:
+    """Where our processes can be reached from elsewhere, calls need keys."""
+    if settings.rpc.create_keys and settings.rpc.keys is None:
+        yield SettingProblem(
+            "rpc.create_keys", "true", "", "no folder is named", "set rpc.keys=FOLDER", "true beside rpc.keys"
+        )
+    if settings.rpc.keys is not None or settings.rpc.insecure:
+        return
+    addresses = {
+        "parameters.listen": settings.parameters.listen,
+        "parameters.advertise": settings.parameters.advertise,
+    }
+    for name, text in addresses.items():
+        try:
+            if text is None or parse_address(text).loopback:
+                continue
+        except ValueError:
+            continue
+        yield SettingProblem(
+            name,
+            text,
+            "",
+            "others could reach this address, and calls between processes have no keys",
+            "make keys with `headwater keys create FOLDER` and set rpc.keys=FOLDER",
+            "a loopback address, any address together with rpc.keys, or rpc.insecure = true where a network "
+            "of their own keeps everybody else away",
         )

@@ -117,6 +117,18 @@ class ParameterSettings(Section):
     """Rows a shard's change stream remembers; a reader further behind gets a full scan."""
 
 
+class RpcSettings(Section):
+    """Calls between our own processes: who may make them, and who can read them on their way."""
+
+    keys: Path | None = None
+    """Folder with the keys of this deployment (``headwater keys create FOLDER``). With it calls are encrypted and
+    both ends prove who they are; without it they travel in the clear, and only loopback addresses are allowed."""
+    create_keys: bool = False
+    """Whether the first process that does not find the folder makes it: for processes that share a volume."""
+    insecure: bool = False
+    """Allow addresses that others can reach without keys. Whoever reaches them can read and change parameters."""
+
+
 class ModelSettings(Section):
     """Shape and learning rates of the models trained online."""
 
@@ -158,5 +170,6 @@ class Settings(Section):
     processor: ProcessorSettings = ProcessorSettings()
     trainer: TrainerSettings = TrainerSettings()
     parameters: ParameterSettings = ParameterSettings()
+    rpc: RpcSettings = RpcSettings()
     model: ModelSettings = ModelSettings()
     recommendation: RecommendationSettings = RecommendationSettings()

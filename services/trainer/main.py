@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from services.backends import open_coordination, open_log
+from services.backends import open_coordination, open_log, open_security
 from services.coordination.contract import CoordinationError
 from services.coordination.membership import Registration
 from services.messagelog.contract import Consumer, LogError, MessageLog, Record, TopicPartition
@@ -41,7 +41,9 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
     model = build_model(schema, settings.model)
     with ExitStack() as stack:
         coordination, samples = open_coordination(settings), open_log(settings)
-        client = ParameterClient(coordination, deadline_s=settings.parameters.deadline)
+        client = ParameterClient(
+            coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
+        )
         close_all(stack, coordination, samples, client)
         ttl_s = settings.coordination.lease_ttl
         registration = stack.enter_context(registered(coordination, SERVICE, name, ttl_s, metrics.registry))

@@ -118,8 +118,20 @@ class TestOurServices:
 
 def test_no_two_containers_share_a_folder_or_build_one_image_twice() -> None:
     mounted = [volume.split(":")[0] for service in EVERY.values() for volume in service.get("volumes", [])]
-    assert sorted(mounted) == sorted(FILE["volumes"])
+    assert set(mounted) == set(FILE["volumes"])
+    # The keys are everybody's; all else has one owner.
+    own = [name for name in mounted if name != "keys"]
+    assert len(own) == len(set(own))
     assert sum("build" in service for service in EVERY.values()) == 1
+
+
+@pytest.mark.parametrize("name", [*OURS, "tools"])
+def test_its_calls_are_encrypted_with_keys_that_all_share(name: str) -> None:
+    given = {key: value for key, value in environment(EVERY[name]).items() if key.startswith(PREFIX)}
+    rpc = load_settings(None, given).settings.rpc
+    assert (rpc.keys, rpc.create_keys, rpc.insecure) == (Path("/keys/rpc"), True, False)
+    assert "keys:/keys" in EVERY[name]["volumes"]
+    assert re.search(r"install -d -o headwater .*/keys\b", TestImage.TEXT)
 
 
 class TestKeys:

@@ -6,8 +6,8 @@ import asyncio
 import socket as sockets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from support.rpc import echo, serving, until
 
 from services.rpc import (
     AsyncRpcClient,
@@ -182,46 +183,11 @@ class TestCalls:
         assert calls.counts.late_total == 1
 
 
-Handler = Callable[[RpcServer, Call], None]
-
-
-def echo(server: RpcServer, call: Call) -> None:
-    server.answer(call, call.request.body, call.request.arrays)
-
-
-@contextmanager
-def serving(handler: Handler = echo, limits: ServerLimits | None = None) -> Iterator[tuple[RpcServer, str]]:
-    server = RpcServer("127.0.0.1:0", limits=limits)
-    stop = threading.Event()
-
-    def loop() -> None:
-        while not stop.is_set():
-            server.wait(0.02)
-            while (call := server.take()) is not None:
-                handler(server, call)
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield server, f"127.0.0.1:{server.port}"
-    finally:
-        stop.set()
-        thread.join()
-        server.close()
-
-
 @pytest.fixture
 def client() -> Iterator[RpcClient]:
     opened = RpcClient()
     yield opened
     opened.close()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 class TestBlocking:

@@ -11,6 +11,7 @@ from services.api.serving.follow import Follower
 from services.api.serving.freshness import Freshness
 from services.api.serving.items import ItemState
 from services.api.serving.recommender import Recommender
+from services.backends import open_security
 from services.catalogue import Catalogue
 from services.coordination.contract import Coordination
 from services.modelling import build_model
@@ -38,7 +39,9 @@ def open_serving(api: Api, coordination: Coordination, partitions: int) -> Servi
     encoder = Encoder(api.schema)
     items = ItemState(Catalogue(encoder), build_model(api.schema, settings.model))
     freshness = Freshness(api.incarnation, partitions)
-    parameters = AsyncParameterClient(coordination, deadline_s=settings.parameters.deadline)
+    parameters = AsyncParameterClient(
+        coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
+    )
     name, clock_ms = settings.model.name, api.clock_ms
     follower = Follower(items, freshness, api.store, parameters, name, clock_ms)
     chooser = Chooser(items, settings.recommendation)
