@@ -16,7 +16,9 @@ def warm_up() -> None:
     specs = (
         TableSpec("sgd", 2, Initialiser.uniform(0.1), Optimiser("sgd")),
         TableSpec("rowwise", 2, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad")),
-        TableSpec("elementwise", 2, Initialiser.uniform(0.1), Optimiser("adagrad")),
+        TableSpec("elementwise", 2, Initialiser.uniform(0.1), Optimiser("adagrad"), l2=0.1, clip=1.0),
+        TableSpec("adam", 2, Initialiser.uniform(0.1), Optimiser("adam")),
+        TableSpec("ftrl", 2, Initialiser.uniform(0.1), Optimiser("ftrl"), admission=2),
     )
     shard = Shard(0, specs, 1, HybridClock(lambda: 0))
     keys = np.array([1, 2, 1], np.uint64)
