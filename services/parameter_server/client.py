@@ -19,6 +19,7 @@ from services.parameter_server.retries import LOOK_S, RESEND_S, Replan, judge, p
 from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     Applied,
+    Bound,
     DenseSnapshot,
     Keys,
     ParametersUnavailable,
@@ -92,16 +93,18 @@ class ParameterClient:
         parts: Mapping[str, tuple[Keys, Rows]],
         *,
         incarnations: Mapping[int, int] | None = None,
+        bound: Bound | None = None,
     ) -> dict[int, PushReply]:
         """Apply gradients (``keys [N]``, ``grads [N, d]`` per table), once, on all shards.
 
         The push goes to every shard, also where it touches nothing, so that offsets advance everywhere.
         ``predecessors[s]`` is the offset of the push before this one from ``source`` on shard s (-1: none).
         ``watermark`` is the events position that the gradients include. With ``incarnations`` (as replies
-        gave them) a restarted server does nothing and the call raises IncarnationChanged.
+        gave them) a restarted server does nothing and the call raises IncarnationChanged. With ``bound`` a
+        shard that moved too far since the pull answers ``stale``.
         """
         gradients = operations.Gradients(
-            source, offset, predecessors, accepted_at_ms, watermark, parts, incarnations
+            source, offset, predecessors, accepted_at_ms, watermark, parts, incarnations, bound
         )
         return self._routed("push", model, lambda route: operations.push(route, gradients))
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.declarations import Declaration, require_same
-from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused
+from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused, PushStatus
 from services.rpc.codec import Array
 from sync.changes import Cursor
 from sync.clock import HybridClock
 from sync.placement import single_shard
-from sync.pushes import NOTHING, Push, Source, Watermark
+from sync.pushes import NOTHING, Part, Push, Source, Watermark
 from sync.shard import Shard, ShardState
 
 Answer = tuple[wire.Wire, tuple[Array, ...]]
@@ -34,12 +34,13 @@ class Held:
     """One shard of one model, with what is known of its snapshots.
 
     ``moves`` counts the pushes that moved its offsets; ``saved_moves`` is that number in the newest snapshot, and
-    ``durable`` the offsets in it.
+    ``durable`` the offsets in it. ``stale_total``: pushes that came too late for their bound.
     """
 
     shard: Shard
     durable: dict[Source, int] = field(default_factory=dict)
     saved_moves: int = 0
+    stale_total: int = 0
 
     @property
     def moves(self) -> int:
@@ -116,9 +117,9 @@ class Host:
         held = Held(shard)
         state = self._restore(declaration.model, shard_id)
         if state is not None:
-            require_same(Declaration(state.model, state.fingerprint, state.specs), declaration)
+            require_same(Declaration(state.head.model, state.head.fingerprint, state.head.specs), declaration)
             shard.restore(state)
-            held.durable = {source: progress.applied for source, progress in state.pushes.items()}
+            held.durable = {source: progress.applied for source, progress in state.head.pushes.items()}
         return held
 
     def all_held(self) -> Iterator[tuple[str, Held]]:
@@ -178,39 +179,72 @@ class Host:
 
     def _marks(self, model: Model) -> list[wire.ShardMarks]:
         return [
-            wire.ShardMarks(shard, _wire_marks(held.shard.watermarks().values()))
+            wire.ShardMarks(shard, _wire_marks(held.shard.watermarks().values()), held.moves)
             for shard, held in model.held.items()
         ]
 
     def push(self, request: wire.PushRequest, arrays: Sequence[Array]) -> Answer:
         """Apply a push on every shard that it names; each shard is atomic on its own."""
+        outcomes = []
+        seen: Sequence[int | None] = request.seen or [None] * len(request.shards)
+        if len(seen) != len(request.shards):
+            raise ParametersRefused(f"{len(request.shards)} shards, {len(seen)} of them seen")
+        for (held, push), moves in zip(self.pushes(request, arrays), seen, strict=True):
+            too_old = moves is not None and held.moves - moves > request.staleness
+            if too_old and push.offset > held.shard.applied(push.source):
+                held.stale_total += 1
+                outcomes.append(self.outcome(held, push.source, "stale", held.shard.applied(push.source)))
+                continue
+            found = held.shard.push(push)
+            outcomes.append(self.outcome(held, push.source, found.status, found.applied, found.reason))
+        self.pushed(request.model, request.accepted_at_ms)
+        return wire.PushResponse(self.config.incarnation, outcomes), ()
+
+    def outcome(
+        self, held: Held, source: Source, status: PushStatus, applied: int, reason: str = ""
+    ) -> wire.ShardOutcome:
+        """What is answered of a push from ``source`` on one shard."""
+        durable = held.durable.get(source, NOTHING)
+        return wire.ShardOutcome(held.shard.shard_id, status, applied, durable, reason)
+
+    def pushed(self, model: str, accepted_at_ms: int) -> None:
+        """To be called once shards of ``model`` moved: notes the acceptance, publishes first weights."""
+        self.newest_accepted_at_ms = max(self.newest_accepted_at_ms, accepted_at_ms)
+        self._publish_first(model, self.model(model))
+
+    def pushes(self, request: wire.PushRequest, arrays: Sequence[Array]) -> list[tuple[Held, Push]]:
+        """What a push is on each shard that it names, in that order; nothing is applied yet."""
         model = self.model(request.model)
         self._require_incarnation(request.incarnation)
-        if len(arrays) != 2 * len(request.parts):
-            raise ParametersRefused(f"{len(request.parts)} parts, {len(arrays)} arrays")
         if len(request.shards) != len(request.predecessors):
             raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
-        parts: dict[int, list[tuple[str, Array, Array]]] = {shard: [] for shard in request.shards}
-        for number, part in enumerate(request.parts):
-            pair = arrays[2 * number : 2 * number + 2]
-            for held, (keys, gradients) in self._ranges(model, part, pair):
-                if held.shard.shard_id not in parts:
-                    raise ParametersRefused(f"gradients for shard {held.shard.shard_id}, which is not named")
-                parts[held.shard.shard_id].append((part.table, keys, gradients))
+        parts = self.parts(request.model, request.parts, arrays)
+        if unnamed := parts.keys() - set(request.shards):
+            raise ParametersRefused(f"gradients for shards {sorted(unnamed)}, which are not named")
         source = Source(request.log, request.partition)
         mark = None if request.mark is None else Watermark(*request.mark)
-        named = [(self._held(model, shard), shard) for shard in request.shards]
-        outcomes = []
-        for (held, shard), predecessor in zip(named, request.predecessors, strict=True):
-            typed = tuple((table, _keys(k), _floats(g)) for table, k, g in parts[shard])
-            outcome = held.shard.push(Push(source, request.offset, predecessor, mark, typed))
-            durable = held.durable.get(source, NOTHING)
-            outcomes.append(
-                wire.ShardOutcome(shard, outcome.status, outcome.applied, durable, outcome.reason)
+        return [
+            (
+                self._held(model, shard),
+                Push(source, request.offset, predecessor, mark, tuple(parts.get(shard, ()))),
             )
-        self.newest_accepted_at_ms = max(self.newest_accepted_at_ms, request.accepted_at_ms)
-        self._publish_first(request.model, model)
-        return wire.PushResponse(self.config.incarnation, outcomes), ()
+            for shard, predecessor in zip(request.shards, request.predecessors, strict=True)
+        ]
+
+    def parts(
+        self, model_name: str, parts: Sequence[wire.Part], arrays: Sequence[Array]
+    ) -> dict[int, list[Part]]:
+        """The gradients of each shard. Arrays: keys ``[N]`` and gradients ``[N, d]`` per part, in turn."""
+        model = self.model(model_name)
+        if len(arrays) != 2 * len(parts):
+            raise ParametersRefused(f"{len(parts)} parts, {len(arrays)} arrays")
+        found: dict[int, list[Part]] = {}
+        for number, part in enumerate(parts):
+            pair = arrays[2 * number : 2 * number + 2]
+            for held, (keys, gradients) in self._ranges(model, part, pair):
+                shares = found.setdefault(held.shard.shard_id, [])
+                shares.append((part.table, _keys(keys), _floats(gradients)))
+        return found
 
     def _require_incarnation(self, expected: int) -> None:
         if expected not in (0, self.config.incarnation):

@@ -43,10 +43,11 @@ class Part(Wire):
 
 
 class ShardMarks(Wire):
-    """The newest events that one shard's rows contain."""
+    """The newest events that one shard's rows contain, and how many pushes moved it since its start."""
 
     shard: int
     marks: list[WireMark]
+    moves: int = 0
 
 
 class DeclareRequest(Wire):
@@ -76,7 +77,9 @@ class PullReply(Wire):
 class PushRequest(Wire):
     """Arrays: keys uint64 ``[N]`` and gradients float32 ``[N, d]`` per part, in turn.
 
-    ``shards`` are all shards of the server, ``predecessors`` beside them. ``incarnation`` 0: any.
+    ``shards`` are all shards of the server, ``predecessors`` beside them. ``incarnation`` 0: any. ``seen``,
+    beside the shards too, are the ``moves`` that the pull before told; with it the push is ``stale`` on a
+    shard that more than ``staleness`` pushes moved since.
     """
 
     model: str
@@ -90,6 +93,8 @@ class PushRequest(Wire):
     predecessors: list[int]
     parts: list[Part]
     incarnation: int = 0
+    seen: list[int] = []
+    staleness: int = 0
 
 
 class ShardOutcome(Wire):

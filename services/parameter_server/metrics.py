@@ -56,6 +56,7 @@ class ServerMetrics(Collector):
             shard, counts = str(held.shard.shard_id), held.shard.counts
             for status in ("applied", "duplicate", "gap", "refused"):
                 pushes.add_metric((model, shard, status), float(getattr(counts, f"{status}_total")))
+            pushes.add_metric((model, shard, "stale"), float(held.stale_total))
             for what in ("pulled", "pushed", "inserted"):
                 rows.add_metric((model, shard, what), float(getattr(counts, f"{what}_rows_total")))
             for spec in held.shard.specs:

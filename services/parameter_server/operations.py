@@ -18,6 +18,7 @@ from services.parameter_server.declarations import Declaration, encode_declarati
 from services.parameter_server.routing import PullPlan, Route, plan_pull, plan_push
 from services.parameter_server.types import (
     Applied,
+    Bound,
     DenseSnapshot,
     IncarnationChanged,
     Keys,
@@ -75,13 +76,10 @@ def pull(route: Route, keys: Mapping[str, Keys]) -> Operation[Pulled]:
 
 
 def _pulled(route: Route, plan: PullPlan, replies: Replies) -> Pulled:
-    reported = {
-        one.shard: one.marks
-        for server, reply in replies.items()
-        for one in _read(server, reply, wire.PullReply).marks
-    }
+    shards = [one for server, reply in replies.items() for one in _read(server, reply, wire.PullReply).marks]
     rows = plan.merge({server: reply.arrays for server, reply in replies.items()})
-    return Pulled(rows, wire.least_marks(route.map.shards, reported))
+    marks = wire.least_marks(route.map.shards, {one.shard: one.marks for one in shards})
+    return Pulled(rows, marks, {one.shard: one.moves for one in shards})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,7 @@ class Gradients:
     watermark: Watermark | None
     parts: Mapping[str, tuple[Keys, Rows]]
     incarnations: Mapping[int, int] | None = None
+    bound: Bound | None = None
 
 
 def push(route: Route, gradients: Gradients) -> Operation[dict[int, PushReply]]:
@@ -106,6 +105,7 @@ def push(route: Route, gradients: Gradients) -> Operation[dict[int, PushReply]]:
     requests = {}
     expected = gradients.incarnations or {}
     incarnations = {server: expected.get(route.map.owned_by(server)[0], 0) for server in route.servers}
+    bound = gradients.bound
     for server in route.servers:
         shards = route.map.owned_by(server)
         request = wire.PushRequest(
@@ -120,6 +120,8 @@ def push(route: Route, gradients: Gradients) -> Operation[dict[int, PushReply]]:
             [gradients.predecessors[shard] for shard in shards],
             parts[server],
             incarnations[server],
+            [] if bound is None else [bound.seen[shard] for shard in shards],
+            0 if bound is None else bound.staleness,
         )
         requests[server] = Outgoing("push", wire.pack(request), tuple(arrays[server]))
     return Operation("push", requests, _pushed, incarnations)

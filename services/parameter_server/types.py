@@ -14,7 +14,7 @@ Exceptions::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
-PushStatus = Literal["applied", "duplicate", "gap", "refused"]
+PushStatus = Literal["applied", "duplicate", "gap", "refused", "stale"]
 
 
 class ParameterError(Exception):
@@ -77,11 +77,22 @@ Watermarks = Mapping[tuple[str, int], Mark]
 class Pulled:
     """Rows per table, ``[N, d]`` float32 in the order of the keys asked for.
 
-    ``watermarks`` are the least over all shards: every event up to them is in the parameters.
+    ``watermarks`` are the least over all shards: every event up to them is in the parameters. ``moves``: by
+    shard, how many pushes moved it since its server started (see ``Bound``).
     """
 
     rows: dict[str, Rows]
     watermarks: Watermarks
+    moves: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How stale a push may be: at most ``staleness`` other pushes moved a shard since the pull that told
+    ``seen`` (``Pulled.moves``)."""
+
+    seen: Mapping[int, int]
+    staleness: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,8 @@ class PushReply:
 
     ``applied`` and ``durable`` are the last offset of the push's source that the shard holds, in memory
     and in its newest complete snapshot (-1: none). On ``gap`` nothing was applied: push from
-    ``applied + 1`` on. A ``refused`` push (``reason``) counts as applied, or it would block its source.
+    ``applied + 1`` on. A ``refused`` push (``reason``) counts as applied, or it would block its source. On
+    ``stale`` nothing was applied either: pull again, compute again.
     """
 
     status: PushStatus

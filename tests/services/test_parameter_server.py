@@ -169,7 +169,7 @@ class TestBlocking:
         )
         assert rows == len(np.unique(recorded(0)["items"][0]))
         text = "".join(client.metrics().values())
-        assert text.count(f'headwater_parameters_pushes_total{{model="{model}"') == 4 * SHARDS
+        assert text.count(f'headwater_parameters_pushes_total{{model="{model}"') == 5 * SHARDS
         assert 'status="applied"} 1.0' in text
         assert "headwater_parameters_messages_received_total" in text
 

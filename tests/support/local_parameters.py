@@ -65,10 +65,9 @@ class LocalParameters:
         """All values and optimiser state, for comparing runs."""
         return [
             {
-                f"{table}.{name}": array.tobytes()
-                for table, columns in shard.state().columns.items()
-                for name, array in columns.items()
-                if "version" not in name and "touched" not in name
+                f"{page.table}.{name}": getattr(page, name).tobytes()
+                for page in shard.state().rows
+                for name in ("keys", "values", "state")
             }
             for shard in self._shards
         ]
@@ -78,9 +77,9 @@ class LocalParameters:
         for table, wanted in keys.items():
             dim = next(spec.dim for spec in self.specs if spec.name == table)
             rows[table] = np.zeros((len(wanted), dim), np.float32)
-            owner = shard_of(wanted, len(self._shards))
             for n, shard in enumerate(self._shards):
-                rows[table][owner == n] = shard.pull(table, wanted[owner == n])
+                mine = self._mine(n, table, wanted)
+                rows[table][mine] = shard.pull(table, wanted[mine])
         return Pulled(rows, {})
 
     def dense(self, model: str, published: bool = True, table: str = DENSE) -> DenseSnapshot:
@@ -127,12 +126,15 @@ class LocalParameters:
         return replies
 
     def _part(self, shard: int, table: str, keys: np.ndarray, rows: np.ndarray) -> pushes.Part:
+        mine = self._mine(shard, table, keys)
+        return table, keys[mine], rows[mine]
+
+    def _mine(self, shard: int, table: str, keys: np.ndarray) -> np.ndarray:
+        """Which of ``keys`` live in ``shard``: bool ``[N]``."""
         spec = next(spec for spec in self.specs if spec.name == table)
         if spec.placement == "single":
-            mine = np.full(len(keys), single_shard(table, len(self._shards)) == shard)
-        else:
-            mine = shard_of(keys, len(self._shards)) == shard
-        return table, keys[mine], rows[mine]
+            return np.full(len(keys), single_shard(table, len(self._shards)) == shard)
+        return shard_of(keys, len(self._shards)) == shard
 
     def unavailable(self) -> ParametersUnavailable:
         return ParametersUnavailable("push", ("parameter-server-0",), 0.0)
