@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         BadPush,
         BadShape,
         BadSpec,
+        OutOfOrder,
         PeerFault,
+        RecordDamaged,
         SnapshotDamaged,
         SyncError,
         TableFull,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     )
     from sync.placement import shard_of, single_shard
     from sync.pushes import Push, PushOutcome, PushTable, Source, Watermark
+    from sync.records import Delta, Graves, Head, Rows
     from sync.shard import Changes, DenseValues, Shard, ShardState
     from sync.snapshot import decode, encode, encode_buffers
     from sync.spec import Initialiser, Optimiser, Segment, TableSpec
@@ -35,14 +38,20 @@ __all__ = [
     "BadSpec",
     "Changes",
     "Cursor",
+    "Delta",
     "DenseValues",
+    "Graves",
+    "Head",
     "HybridClock",
     "Initialiser",
     "Optimiser",
+    "OutOfOrder",
     "PeerFault",
     "Push",
     "PushOutcome",
     "PushTable",
+    "RecordDamaged",
+    "Rows",
     "Segment",
     "Shard",
     "ShardState",
@@ -67,11 +76,12 @@ _HOMES: Final = {
     "changes": ("Cursor",),
     "clock": ("HybridClock", "system_time_us"),
     "errors": (
-        "BadPush", "BadShape", "BadSpec", "PeerFault", "SnapshotDamaged", "SyncError", "TableFull",
-        "TooManySources", "UnknownTable",
+        "BadPush", "BadShape", "BadSpec", "OutOfOrder", "PeerFault", "RecordDamaged", "SnapshotDamaged",
+        "SyncError", "TableFull", "TooManySources", "UnknownTable",
     ),
     "placement": ("shard_of", "single_shard"),
     "pushes": ("Push", "PushOutcome", "PushTable", "Source", "Watermark"),
+    "records": ("Delta", "Graves", "Head", "Rows"),
     "shard": ("Changes", "DenseValues", "Shard", "ShardState"),
     "snapshot": ("decode", "encode", "encode_buffers"),
     "spec": ("Initialiser", "Optimiser", "Segment", "TableSpec"),

@@ -27,35 +27,34 @@ _BINS: Final = 4_096
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """How far a reader has come: a sequence number of one incarnation of a shard, compared by equality of the
-    incarnation only. ``Cursor()`` stands before everything."""
+    incarnation only. ``Cursor()`` stands before everything. ``floor``: the shard had forgotten the graves up to
+    there when the reader began."""
 
     incarnation: int = 0
     sequence: int = BEGINNING
+    floor: int = BEGINNING
 
 
-@kernel(void(inp(i32), u64, u32, u32, i64, out(u64), out(u32), out(u32), out(i64), out(i64), out(i32)))
+@kernel(void(inp(i32), inp(u64), inp(u32), i64, out(u64), out(u32), out(i64), out(i64), out(i32)))
 def mark_changed(
     slots: Slots,
-    time: np.uint64,
-    writer: np.uint32,
-    touched: np.uint32,
+    time: npt.NDArray[np.uint64],
+    writer: npt.NDArray[np.uint32],
     sequence: int,
     version_time: npt.NDArray[np.uint64],
     version_writer: npt.NDArray[np.uint32],
-    touched_s: npt.NDArray[np.uint32],
     changed_at: Sequences,
     ring_sequences: Sequences,
     ring_slots: Slots,
 ) -> None:
-    """Stamp each slot with the version and the numbers after ``sequence``, and enter it into the ring,
-    whose next place is kept in the extra last element of ``ring_sequences``."""
+    """Stamp each slot [N] with its version (``time``, ``writer`` [N]) and the numbers after ``sequence``, and
+    enter it into the ring, whose next place is kept in the extra last element of ``ring_sequences``."""
     capacity = ring_slots.shape[0]
     at = int(ring_sequences[capacity])
     for i in range(slots.shape[0]):
         slot = slots[i]
-        version_time[slot] = time
-        version_writer[slot] = writer
-        touched_s[slot] = touched
+        version_time[slot] = time[i]
+        version_writer[slot] = writer[i]
         changed_at[slot] = sequence + i + 1
         ring_sequences[at] = sequence + i + 1
         ring_slots[at] = slot

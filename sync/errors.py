@@ -10,6 +10,7 @@ Exceptions::
     │   ├── BadPush          an offset or predecessor that no log can produce
     │   └── TooManySources   one more source of pushes than the bound allows
     ├── TableFull            the bound on rows is reached; nothing was changed
+    ├── RecordDamaged        bytes or arrays that are not a whole, unaltered record
     └── SnapshotDamaged      bytes that are not a whole, unaltered snapshot
 """
 
@@ -40,12 +41,20 @@ class BadPush(PeerFault):
     """The push's offset or predecessor cannot come from a log."""
 
 
+class OutOfOrder(PeerFault):
+    """The step does not follow the newest one: something before it is missing, or its owner was deposed."""
+
+
 class TooManySources(PeerFault):
     """The bound on sources of pushes is reached; forget the retired ones."""
 
 
 class TableFull(SyncError):
     """The table holds as many rows as its bound allows. Nothing was changed."""
+
+
+class RecordDamaged(SyncError):
+    """The bytes are not a whole, unaltered record of a format that this version reads."""
 
 
 class SnapshotDamaged(SyncError):

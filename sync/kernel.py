@@ -5,18 +5,20 @@ numba's cache, so no request ever waits for a compiler, and no odd array makes a
 Inputs are typed read-only, which accepts writable arrays too; arrays that came off the wire are read-only.
 
 numba's cache looks at a kernel's own file only. Kernels therefore call nothing from other modules but
-``mix``, which can never change, as stored values depend on it.
+``mix``, which can never change, as stored values depend on it, and the two intrinsics below, which have nothing to change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.types import Array, Type
+from numba.extending import intrinsic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +29,8 @@ i64: Final = types.int64
 u32: Final = types.uint32
 u64: Final = types.uint64
 f32: Final = types.float32
+f64: Final = types.float64
+u8: Final = types.uint8
 
 
 def inp(dtype: Type, ndim: int = 1) -> Array:
@@ -48,9 +52,61 @@ def kernel(signature: Type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return njit(signature, cache=True, nogil=True, error_model="numpy")
 
 
+inlined: Final[Callable[[Callable[P, R]], Callable[P, R]]] = njit(inline="always", error_model="numpy")
+"""For parts that kernels of the same module share. They become a kernel's own text before it is compiled, where a
+call would count references to each array that it is given, every time."""
+
+
 @kernel(u64(u64))
 def mix(z: np.uint64) -> np.uint64:
     """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit numbers."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of element ``index`` (int64) of a C-contiguous ``array``, counted flat, to read it
+    soon. Only a hint: nothing is read, so an index outside the array does no harm.
+
+    A batch of random look-ups spends its time waiting for memory, one line after the other. Asking for the
+    lines of some dozens of keys before reading the first lets the waits overlap.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        i32_t = ir.IntType(32)
+        line = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        hint = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32_t, i32_t, i32_t]),
+            "llvm.prefetch.p0",
+        )
+        # Read access, to be kept in every level of cache, data rather than instructions.
+        builder.call(hint, [line, i32_t(0), i32_t(3), i32_t(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def copy_line(typing_context: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
+    """Copy 16 float32, a cache line's worth, from element ``start`` (int64) of a C-contiguous ``source`` to element
+    ``to`` of ``target``, both counted flat. Bounds are not looked at.
+
+    One load and one store, where a loop over a row asks every time whether the arrays overlap.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.FloatType(), 16)
+
+        def at(array: Any, value: Any, index: Any) -> Any:
+            data = context.make_array(array)(context, builder, value).data
+            return builder.bitcast(builder.gep(data, [index]), line.as_pointer())
+
+        floats = builder.load(at(source, arguments[2], arguments[3]), align=4)
+        builder.store(floats, at(target, arguments[0], arguments[1]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64), generate

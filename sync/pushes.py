@@ -7,7 +7,7 @@ its predecessor it is next; anything else is a gap, since something before it wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -93,19 +93,30 @@ class PushTable:
         progress = self._progress.get(source)
         return NOTHING if progress is None else progress.applied
 
-    def decide(self, source: Source, offset: int, predecessor: int) -> Literal["next", "duplicate", "gap"]:
+    def decide(
+        self,
+        source: Source,
+        offset: int,
+        predecessor: int,
+        applied: int | None = None,
+        new_sources: int = 0,
+    ) -> Literal["next", "duplicate", "gap"]:
         """What a push at ``offset`` after ``predecessor`` is. Changes nothing.
+
+        ``applied`` and ``new_sources``: the source's applied offset and the room for sources that others take,
+        as they will be once what is about to be applied was.
 
         Raises BadPush where no log can produce the pair, TooManySources where a new source finds no room.
         """
         if not (NOTHING <= predecessor < offset < 2**63 and 0 <= source.partition < 2**31 and source.log):
             raise BadPush(f"offset {offset} after {predecessor} of {source.log!r}/{source.partition}")
-        applied = self.applied(source)
+        fresh = applied is None and source not in self._progress
+        applied = self.applied(source) if applied is None else applied
         if offset <= applied:
             return "duplicate"
         if predecessor != applied:
             return "gap"
-        if source not in self._progress and len(self._progress) >= self.max_sources:
+        if fresh and len(self._progress) + new_sources >= self.max_sources:
             raise TooManySources(
                 f"{self.max_sources} sources are known; {source.log!r}/{source.partition} is new"
             )
@@ -139,3 +150,7 @@ class PushTable:
     def progress(self) -> dict[Source, Progress]:
         """A copy of the whole table."""
         return dict(self._progress)
+
+    def progress_of(self, sources: Collection[Source]) -> tuple[tuple[Source, Progress], ...]:
+        """How far those of ``sources`` that are known have come, in their order."""
+        return tuple((one, self._progress[one]) for one in sorted(sources) if one in self._progress)

@@ -2,12 +2,15 @@
 
 Pure state: no I/O; time comes from the clock that is passed in. A push is one atomic step: its parts are
 all checked and given room, then one version is issued, every row is written with it, knowledge is raised
-and the source's offset advances. Nothing in between can fail.
+and the sources' offsets advance. Nothing in between can fail.
+
+Every step is numbered (``position``) and can be had as a ``Delta`` (``on_delta``), which another shard
+``apply``s. A shard has one owner at a time, the one that ``lead``s it under the newest fencing epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,25 +19,30 @@ import numpy.typing as npt
 from sync.changes import BEGINNING, Cursor
 from sync.clock import HybridClock
 from sync.columns import MAX_ROWS
-from sync.errors import BadPush, BadSpec, UnknownTable
-from sync.pushes import Progress, Push, PushOutcome, PushTable, Source, Watermark
+from sync.errors import BadPush, BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable
+from sync.pushes import NOTHING, Push, PushOutcome, PushTable, Source, Watermark
+from sync.records import Delta, Graves, Head, History
+from sync.records import Rows as StoredRows
 from sync.spec import TableSpec
-from sync.table import Prepared, Refused, Stamp, Table
+from sync.table import Prepared, Refused, Table, Touched
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
+Arrays = list[tuple[Keys, Rows]]
 
 CHANGE_CAPACITY = 262_144
+MAX_GRAVES = 1_048_576
+PAGE_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Rows that changed, each once and at its newest value.
+    """Rows that changed, each once and at its newest value; deleted ones at their initial value.
 
     ``parts``: table → (keys [N] uint64, rows [N, dim] float32). ``cursor``: where to go on. ``complete``:
     nothing of the asked tables is left; else ask again at once. ``reset``: the cursor was of another
-    incarnation, so everything stored is told again. ``watermarks``: what the reader now has seen; empty
-    unless ``complete``.
+    incarnation, or older than what is known of deletions, so everything stored is told again.
+    ``watermarks``: what the reader now has seen; empty unless ``complete``.
     """
 
     parts: dict[str, tuple[Keys, Rows]]
@@ -48,7 +56,7 @@ class Changes:
 class DenseValues:
     """All rows of a single table, read-only: float32 [rows, dim].
 
-    ``generation`` grows by one with each publication that changed something (0: the initial values). Two
+    ``generation`` grows with each publication that changed something (0: the initial values). Two
     incarnations may publish different values under one number; readers compare both.
     """
 
@@ -65,27 +73,22 @@ class Counts:
     pulled_rows_total: int = 0
     pushed_rows_total: int = 0
     inserted_rows_total: int = 0
+    deleted_rows_total: int = 0
     applied_total: int = 0
     duplicate_total: int = 0
     gap_total: int = 0
     refused_total: int = 0
+    graves_collected_total: int = 0
     last_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A shard at rest: what a snapshot holds. ``columns``: table → ``Table.export``; ``clock``: the last
-    version time; ``generations``: of the single tables that were read or published."""
+    """A shard at rest: what a whole snapshot holds."""
 
-    model: str
-    shard_id: int
-    fingerprint: str
-    specs: tuple[TableSpec, ...]
-    clock: int
-    knowledge: dict[int, int]
-    pushes: dict[Source, Progress]
-    generations: dict[str, int]
-    columns: dict[str, dict[str, npt.NDArray[np.generic]]]
+    head: Head
+    rows: tuple[StoredRows, ...]
+    graves: tuple[Graves, ...] = ()
 
 
 class Shard:
@@ -93,12 +96,14 @@ class Shard:
 
     ``writer``: the id of this start of this server, uint32, never used before; it is the shard's incarnation.
     ``change_capacity``: changes that each table remembers; a reader further behind costs a scan.
-    ``max_rows``: bound on each table's rows. ``fingerprint``: of the feature schema, kept in snapshots.
+    ``max_rows``: bound on each table's rows; ``max_graves`` on its tombstones. ``fingerprint``: of the feature
+    schema, kept in snapshots. ``on_delta`` is told every step that this owner takes.
     """
 
     __slots__ = (
-        "_dense", "_dense_sequence", "_sequence", "_tables", "clock", "counts", "fingerprint", "knowledge",
-        "model", "pushes", "shard_id", "writer",
+        "_dense", "_dense_sequence", "_floor", "_generations", "_history", "_max_graves", "_sequence", "_tables",
+        "clock", "counts", "epoch", "epochs", "fingerprint", "knowledge", "model", "on_delta", "position",
+        "pushes", "shard_id", "touched", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -113,34 +118,56 @@ class Shard:
         change_capacity: int = CHANGE_CAPACITY,
         max_sources: int = 65_536,
         max_rows: int = MAX_ROWS,
+        max_graves: int = MAX_GRAVES,
     ) -> None:
-        if not 0 < writer < 2**32:
-            raise BadSpec(f"writer {writer} is not in [1, 2^32)")
         if len({spec.name for spec in tables}) != len(tables):
             raise BadSpec("two tables have one name")
         self.shard_id = shard_id
-        self.writer = writer
+        self.writer = _checked_writer(writer)
         self.clock = clock
         self.model = model
         self.fingerprint = fingerprint
         self.pushes = PushTable(max_sources)
         self.counts = Counts()
+        self.epoch = 0
+        """The fencing epoch under which the newest step was taken, or that ``lead`` was called with."""
+        self.position = 0
+        """How many steps were taken since the shard was born."""
+        self.epochs: dict[int, int] = {writer: 0}
+        """By writer: the fencing epoch that leads its versions."""
         self.knowledge: dict[int, int] = {}
         """By writer: every update by it up to this version time is contained here, or lost to a newer one."""
+        self.on_delta: Callable[[Delta], None] | None = None
+        self.touched: tuple[Touched, ...] = ()
+        """What the last push that was applied changed: norms and first pushes, for priorities."""
         self._tables = {spec.name: Table(spec, change_capacity, max_rows) for spec in tables}
+        self._max_graves = max_graves
+        self._history: list[tuple[int, int]] = []
         self._sequence = BEGINNING
+        self._floor = BEGINNING
         self._dense: dict[str, DenseValues] = {}
         self._dense_sequence: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
 
     @property
     def incarnation(self) -> int:
-        """Changes with every start: cursors and clients notice a restart by it."""
+        """Changes with every start and every owner: cursors and clients notice by it."""
         return self.writer
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
         """The tables, in the order in which they were given."""
         return tuple(table.spec for table in self._tables.values())
+
+    @property
+    def history(self) -> History:
+        """Under which epochs the steps so far were taken, each with its first position."""
+        return tuple(self._history)
+
+    @property
+    def nbytes(self) -> int:
+        """Allocated bytes of all tables."""
+        return sum(table.nbytes for table in self._tables.values())
 
     def table(self, name: str) -> Table:
         """The table ``name``. Raises UnknownTable."""
@@ -169,25 +196,87 @@ class Shard:
         offset advances. Raises PeerFault where the push makes no sense and TableFull where a bound is
         reached; then nothing changes and the offset stays.
         """
-        parts = self._checked(push)
-        verdict = self.pushes.decide(push.source, push.offset, push.predecessor)
+        return self.push_together((push,))[0]
+
+    def push_together(self, pushes: Sequence[Push]) -> list[PushOutcome]:
+        """Apply several pushes as one step: their gradients are summed in the order given, the optimiser steps
+        once, all rows get one version and all offsets advance together.
+
+        Duplicates and gaps are left out of the sum. If the sum has to be refused, all that are in it are.
+        Raises as ``push``.
+        """
+        checked = [self._checked(push) for push in pushes]
+        applied: dict[Source, int] = {}
+        verdicts = [self._decide(push, applied) for push in pushes]
+        parts = [part for part, verdict in zip(checked, verdicts, strict=True) if verdict == "next"]
+        reason = ""
+        if "next" in verdicts:
+            try:
+                totals = [(table, table.total(*_joined(arrays))) for table, arrays in self._by_table(parts)]
+            except Refused as refusal:
+                reason = self.counts.last_refusal = str(refusal)
+                totals = []
+            # All rows of all tables find room before anything is counted, and the first is written.
+            found = [(table, table.prepare(total)) for table, total in totals]
+            prepared = [(table, table.admit(part)) for table, part in found]
+            advanced = [push for push, verdict in zip(pushes, verdicts, strict=True) if verdict == "next"]
+            for push in advanced:
+                self.pushes.advance(push.source, push.offset, push.watermark)
+            self._write(prepared, advanced)
+        return [self._outcome(push, verdict, reason) for push, verdict in zip(pushes, verdicts, strict=True)]
+
+    def _decide(self, push: Push, applied: dict[Source, int]) -> str:
+        """The verdict on a push after those before it in the same step, whose offsets are in ``applied``."""
+        fresh = sum(self.pushes.applied(source) == NOTHING for source in applied)
+        verdict = self.pushes.decide(
+            push.source, push.offset, push.predecessor, applied.get(push.source), fresh
+        )
+        if verdict == "next":
+            applied[push.source] = push.offset
+        return verdict
+
+    def _outcome(self, push: Push, verdict: str, reason: str) -> PushOutcome:
+        counts = self.counts
         if verdict == "duplicate":
-            self.counts.duplicate_total += 1
+            counts.duplicate_total += 1
             return PushOutcome("duplicate", self.pushes.applied(push.source))
         if verdict == "gap":
-            self.counts.gap_total += 1
+            counts.gap_total += 1
             return PushOutcome("gap", self.pushes.applied(push.source))
-        try:
-            prepared = [(table, table.prepare(keys, gradients)) for table, keys, gradients in parts]
-        except Refused as refusal:
-            self.pushes.advance(push.source, push.offset, push.watermark)
-            self.counts.refused_total += 1
-            self.counts.last_refusal = str(refusal)
-            return PushOutcome("refused", push.offset, str(refusal))
-        self._write(prepared)
-        self.pushes.advance(push.source, push.offset, push.watermark)
-        self.counts.applied_total += 1
-        return PushOutcome("applied", push.offset)
+        if reason:
+            counts.refused_total += 1
+            return PushOutcome("refused", self.pushes.applied(push.source), reason)
+        counts.applied_total += 1
+        return PushOutcome("applied", self.pushes.applied(push.source))
+
+    def delete(self, table: str, keys: Keys) -> int:
+        """Delete those of ``keys`` ``[N]`` that are stored; returns how many. They read as their initial
+        values from now on, and start there when they are pushed again. Raises UnknownTable, BadShape; BadSpec
+        for a single table, whose rows are weights."""
+        found = self.table(table)
+        if found.spec.placement == "single":
+            raise BadSpec(f"table {table} is dense: its rows cannot be deleted one by one")
+        checked = found.check_keys(keys)
+        seen = found.newest(checked)
+        if not seen:
+            return 0
+        time = self.clock.tick(seen)
+        graves = found.delete(checked, time, self.writer, self._sequence)
+        self._sequence += len(graves.keys)
+        self.knowledge[self.writer] = time
+        self.counts.deleted_rows_total += len(graves.keys)
+        self._step(graves=(graves,), collected=self._bound_graves(found))
+        return len(graves.keys)
+
+    def expire(self, table: str, first_slot: int, limit: int) -> tuple[int, int]:
+        """Delete the rows in ``limit`` slots from ``first_slot`` on that no push touched for the table's
+        ``expiry_s``. Returns how many, and the slot to go on from (0: all were looked at)."""
+        found = self.table(table)
+        if not found.spec.expiry_s:
+            return 0, 0
+        before = self.clock.physical_us() - found.spec.expiry_s * 1_000_000
+        keys, following = found.untouched(before, first_slot, limit)
+        return self.delete(table, keys) if len(keys) else 0, following
 
     def applied(self, source: Source) -> int:
         """The last applied offset of ``source``, -1 if it never pushed."""
@@ -199,18 +288,20 @@ class Shard:
 
     def cursor(self) -> Cursor:
         """The present end of the change stream."""
-        return Cursor(self.incarnation, self._sequence)
+        return Cursor(self.incarnation, self._sequence, self._floor)
 
     def changes(self, cursor: Cursor, tables: Sequence[str], limit: int) -> Changes:
         """At most ``limit`` rows of ``tables`` that changed after ``cursor``, the longest unchanged first.
 
         Reading again from the returned cursor, with the same tables, until ``complete`` misses no row. A
-        cursor of another incarnation starts from the beginning. Raises UnknownTable; ValueError for a limit
-        below 1.
+        cursor of another incarnation starts from the beginning, as does one from before graves were collected.
+        Raises UnknownTable; ValueError for a limit below 1.
         """
         if limit < 1:
             raise ValueError(f"limit {limit} is not at least 1")
-        reset = cursor.incarnation != self.incarnation or not BEGINNING <= cursor.sequence <= self._sequence
+        known = cursor.floor == self._floor or cursor.sequence >= self._floor
+        inside = BEGINNING <= cursor.sequence <= self._sequence
+        reset = cursor.incarnation != self.incarnation or not (known and inside)
         after = BEGINNING if reset else cursor.sequence
         # A table's oldest changes suffice: the oldest of all tables together are among them.
         found = {name: self.table(name).changed_after(after, limit + 1) for name in tables}
@@ -223,20 +314,28 @@ class Shard:
             if len(kept):
                 parts[name] = self.table(name).read(kept)
         watermarks = self.watermarks() if complete else {}
-        return Changes(parts, Cursor(self.incarnation, last), complete, reset, watermarks)
+        return Changes(parts, Cursor(self.incarnation, last, self._floor), complete, reset, watermarks)
 
-    def publish_dense(self, table: str) -> int:
+    def publish_dense(self, table: str, generation: int | None = None) -> int:
         """Make the live values of the single ``table`` its next generation; returns the generation.
 
-        The same one as before if nothing changed since. Raises UnknownTable; BadSpec for a hashed table.
+        The same one as before if nothing changed since; else ``generation``, or the next number. Raises
+        UnknownTable; BadSpec for a hashed table or a number that does not grow.
         """
         published = self.dense(table)
         sequences, _ = self.table(table).changed_after(self._dense_sequence.get(table, BEGINNING), 1)
         if len(sequences):
-            published = self._live(table, published.generation + 1)
-            self._dense[table] = published
-            self._dense_sequence[table] = self._sequence
-        return published.generation
+            number = published.generation + 1 if generation is None else generation
+            if number <= published.generation:
+                raise BadSpec(f"generation {number} of {table} is not above {published.generation}")
+            self._publish(table, number)
+            self._step(published=((table, number),))
+        return self._dense[table].generation
+
+    def _publish(self, table: str, generation: int) -> None:
+        self._dense[table] = self._live(table, generation)
+        self._dense_sequence[table] = self._sequence
+        self._generations[table] = generation
 
     def dense(self, table: str, *, published: bool = True) -> DenseValues:
         """All rows of the single ``table``: the newest generation, or the live values under its number.
@@ -249,49 +348,176 @@ class Shard:
             values = self.table(table).initial(np.arange(spec.rows, dtype=np.uint64))
             values.flags.writeable = False
             current = self._dense[table] = DenseValues(0, self.incarnation, values, {})
+            self._generations[table] = 0
         return current if published else self._live(table, current.generation)
 
-    def restore(self, state: ShardState) -> None:
-        """Take over the rows, pushes and knowledge of a snapshot; this shard must be new and have its tables.
+    def lead(self, writer: int, epoch: int) -> None:
+        """Own the shard from now on: ``writer`` is a new incarnation, ``epoch`` fences all owners before.
 
-        The clock passes every version restored, all rows count as changed, and each single table with rows is
-        published under the generation after the snapshot's: nobody sees one number for two sets of values.
-        Raises BadSpec, having changed nothing, where this is no new start or the tables differ; SnapshotDamaged
-        where a key occurs twice, and then this shard is to be thrown away.
+        Raises BadSpec, having changed nothing, where the epoch is not newer or the writer not new.
         """
-        if self.pushes or self._sequence != BEGINNING or self.writer in state.knowledge:
+        if epoch <= self.epoch or writer in self.epochs:
+            raise BadSpec(
+                f"shard {self.shard_id}: epoch {epoch} (writer {writer}) does not follow {self.epoch}"
+            )
+        self.writer, self.epoch = _checked_writer(writer), epoch
+        self.epochs[writer] = epoch
+
+    def apply(self, delta: Delta) -> None:
+        """Take over a step of another owner, or of an earlier start. ``touched`` says nothing of it.
+
+        Raises OutOfOrder, having changed nothing, where it does not follow the newest step; PeerFault or
+        TableFull where its rows do not fit: this shard is then to be thrown away.
+        """
+        if delta.position != self.position + 1 or delta.epoch < self.epoch:
+            raise OutOfOrder(
+                f"shard {self.shard_id}: step {delta.position} of epoch {delta.epoch} does not follow "
+                f"{self.position} of {self.epoch}"
+            )
+        for rows in delta.rows:
+            self._put(rows)
+        for graves in delta.graves:
+            self._bury(graves)
+        for table, time in delta.collected:
+            self._collect(self.table(table), time)
+        for table, keys in delta.counted:
+            if (sketch := self.table(table).sketch) is not None:
+                sketch.count(keys)
+        for table, norm in delta.norms:
+            self.table(table).guard.load(norm)
+        for source, progress in delta.progress:
+            self.pushes.advance(source, progress.applied, progress.watermark)
+        self.clock.observe(delta.clock)
+        self._note(delta.epoch, delta.writer, delta.position)
+        if delta.rows or delta.graves:
+            self.knowledge[delta.writer] = delta.clock
+        for table, generation in delta.published:
+            self._publish(table, generation)
+
+    def begin(self, head: Head) -> None:
+        """Take over everything but the rows; this shard must be new and have the head's tables. The rows come
+        by ``put`` and ``bury``, then what happened since by ``apply``.
+
+        The clock passes every version restored. Raises BadSpec, having changed nothing.
+        """
+        if self.pushes or self._sequence != BEGINNING or self.writer in head.epochs:
             raise BadSpec(
                 f"shard {self.shard_id}, writer {self.writer}: only a new start can take a snapshot over"
             )
-        if self.specs != state.specs:
-            raise BadSpec(f"shard {self.shard_id}: the snapshot's tables are {state.specs}, not {self.specs}")
-        self.clock.observe(state.clock)
-        self.knowledge = dict(state.knowledge)
-        for source, progress in state.pushes.items():
+        if self.specs != head.specs:
+            raise BadSpec(f"shard {self.shard_id}: the snapshot's tables are {head.specs}, not {self.specs}")
+        self.clock.observe(head.clock)
+        self.knowledge = dict(head.knowledge)
+        self.epochs |= head.epochs
+        self.epoch, self.position, self._history = head.epoch, head.position, list(head.history)
+        for source, progress in head.pushes.items():
             self.pushes.advance(source, progress.applied, progress.watermark)
-        for name, columns in state.columns.items():
-            self._sequence = self.table(name).load(columns, self._sequence)
-        for name, generation in state.generations.items():
-            self._dense[name] = self._live(name, generation + 1)
-            self._dense_sequence[name] = self._sequence
+        self._generations = dict(head.generations)
+        for name, norm in head.norms.items():
+            self.table(name).guard.load(norm)
+        for name, counts in head.sketches.items():
+            if (sketch := self.table(name).sketch) is not None:
+                sketch.load(counts)
 
-    def state(self, *, copy: bool = True) -> ShardState:
-        """Everything that a snapshot holds, consistent, and independent of later writes.
+    def put(self, rows: StoredRows) -> None:
+        """Take over rows of a snapshot. Raises SnapshotDamaged where they do not fit the table."""
+        try:
+            self._put(rows)
+        except (UnknownTable, BadShape, TableFull) as error:
+            raise SnapshotDamaged(str(error)) from error
 
-        Without ``copy`` the columns are views, which saves the memory of a second copy; they must be
-        written out before the next push, which may free what they point to.
-        """
-        return ShardState(
+    def bury(self, graves: Graves) -> None:
+        """Take over graves of a snapshot. Raises SnapshotDamaged for an unknown table."""
+        try:
+            self._bury(graves)
+        except UnknownTable as error:
+            raise SnapshotDamaged(str(error)) from error
+
+    def settle(self) -> None:
+        """After ``begin`` and what followed: publish each dense table whose published values are not known, under
+        a generation of its own, so that nobody sees one number for two sets of values."""
+        for table, generation in self._generations.items():
+            if table not in self._dense:
+                self._publish(table, generation + 1)
+
+    def restore(self, state: ShardState) -> None:
+        """``begin`` with a whole snapshot, its rows, and ``settle``. Raises BadSpec, having changed nothing;
+        SnapshotDamaged, and then this shard is to be thrown away."""
+        self.begin(state.head)
+        for rows in state.rows:
+            self.put(rows)
+        for graves in state.graves:
+            self.bury(graves)
+        self.settle()
+
+    def head(self) -> Head:
+        """Everything but the rows, as it is now."""
+        return Head(
             model=self.model,
             shard_id=self.shard_id,
             fingerprint=self.fingerprint,
             specs=self.specs,
+            epoch=self.epoch,
+            position=self.position,
             clock=self.clock.last,
+            history=self.history,
             knowledge=dict(self.knowledge),
+            epochs={writer: self.epochs[writer] for writer in self.epochs if writer in self.knowledge},
             pushes=self.pushes.progress(),
-            generations={name: dense.generation for name, dense in self._dense.items()},
-            columns={name: table.export(copy=copy) for name, table in self._tables.items()},
+            generations=dict(self._generations),
+            norms={name: table.guard.state() for name, table in self._tables.items()},
+            sketches={name: t.sketch.state() for name, t in self._tables.items() if t.sketch is not None},
         )
+
+    def pages(self, limit: int = PAGE_ROWS) -> Iterator[StoredRows | Graves]:
+        """Copies of all rows and graves, at most ``limit`` at a time. Pushes may go on between two pages; the
+        copy is then whole once the deltas since ``head`` were applied to it."""
+        for table in self._tables.values():
+            first = 0
+            while True:
+                rows, first = table.page(first, limit)
+                if len(rows.keys):
+                    yield rows
+                if not first:
+                    break
+            while True:
+                graves, first = table.graves.page(first, limit)
+                if len(graves.keys):
+                    yield graves
+                if not first:
+                    break
+
+    def state(self) -> ShardState:
+        """Everything at once: consistent, and independent of later writes."""
+        pages = list(self.pages())
+        return ShardState(
+            self.head(),
+            tuple(page for page in pages if isinstance(page, StoredRows)),
+            tuple(page for page in pages if isinstance(page, Graves)),
+        )
+
+    def _put(self, rows: StoredRows) -> None:
+        self.table(rows.table).put(rows, self._sequence)
+        self._sequence += len(rows.keys)
+
+    def _bury(self, graves: Graves) -> None:
+        self.table(graves.table).bury(graves, self._sequence)
+        self._sequence += len(graves.keys)
+
+    def _bound_graves(self, table: Table) -> tuple[tuple[str, int], ...]:
+        """Forget the oldest half of a table's graves once there are too many."""
+        if len(table.graves) <= self._max_graves:
+            return ()
+        time = table.graves.time_to_keep(self._max_graves // 2)
+        self._collect(table, time)
+        return ((table.spec.name, time),)
+
+    def _collect(self, table: Table, time: int) -> None:
+        """Forget graves. Readers of changes who had not seen them start over: nobody could tell them what is
+        gone."""
+        collected, newest = table.graves.collect(time)
+        self.counts.graves_collected_total += collected
+        self._floor = max(self._floor, newest)
 
     def _single(self, table: str) -> TableSpec:
         spec = self.table(table).spec
@@ -304,29 +530,84 @@ class Shard:
         values.flags.writeable = False
         return DenseValues(generation, self.incarnation, values, self.watermarks())
 
-    def _checked(self, push: Push) -> list[tuple[Table, Keys, Rows]]:
-        """The parts with their tables and arrays as kernels take them. Raises PeerFault."""
-        parts = []
+    def _checked(self, push: Push) -> dict[str, tuple[Keys, Rows]]:
+        """The parts by table, as kernels take them. Raises PeerFault."""
+        parts = {}
         for name, keys, gradients in push.parts:
             table = self.table(name)
             found = table.check_keys(keys)
-            parts.append((table, found, table.check_gradients(gradients, len(found))))
+            parts[name] = (found, table.check_gradients(gradients, len(found)))
         # Both parts of a table would be prepared on the rows as they were before either.
-        if len({id(table) for table, _, _ in parts}) != len(parts):
+        if len(parts) != len(push.parts):
             raise BadPush("a table is named by two parts; concatenate them")
         return parts
 
-    def _write(self, prepared: Sequence[tuple[Table, Prepared]]) -> None:
-        if not any(len(part.keys) for _, part in prepared):
+    def _by_table(self, pushes: Sequence[dict[str, tuple[Keys, Rows]]]) -> Iterator[tuple[Table, Arrays]]:
+        names = dict.fromkeys(name for parts in pushes for name in parts)
+        for name in names:
+            yield self._tables[name], [parts[name] for parts in pushes if name in parts]
+
+    def _write(self, prepared: Sequence[tuple[Table, Prepared]], pushes: Sequence[Push]) -> None:
+        """Write what was prepared under one version, and take the step that advances the pushes' sources."""
+        self.touched = ()
+        if any(len(part.total.keys) for _, part in prepared):
+            time = self.clock.tick(max(part.newest for _, part in prepared))
+            touched = []
+            for table, part in prepared:
+                touched.append(table.apply(part, time, self.writer, self._sequence))
+                self._sequence += len(part.total.keys)
+                self.counts.pushed_rows_total += len(part.total.keys)
+                self.counts.inserted_rows_total += part.missing
+            self.touched = tuple(touched)
+            self.knowledge[self.writer] = time
+        counted = tuple((t.spec.name, part.counted) for t, part in prepared if part.counted is not None)
+        self._step(pushes=pushes, counted=counted)
+
+    def _step(
+        self,
+        *,
+        pushes: Sequence[Push] = (),
+        counted: tuple[tuple[str, Keys], ...] = (),
+        graves: tuple[Graves, ...] = (),
+        published: tuple[tuple[str, int], ...] = (),
+        collected: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        """Count a step, and tell it."""
+        self._note(self.epoch, self.writer, self.position + 1)
+        if self.on_delta is None:
             return
-        time = self.clock.tick(max(part.newest for _, part in prepared))
-        stamp = Stamp(time, self.writer, _seconds(self.clock.physical_us()))
-        for table, part in prepared:
-            self._sequence = table.apply(part, stamp, self._sequence)
-            self.counts.pushed_rows_total += len(part.keys)
-            self.counts.inserted_rows_total += part.missing
-        self.knowledge[self.writer] = time
+        progress = self.pushes.progress_of({push.source for push in pushes})
+        touched = self.touched if pushes else ()
+        self.on_delta(
+            Delta(
+                epoch=self.epoch,
+                position=self.position,
+                writer=self.writer,
+                clock=self.clock.last,
+                progress=progress,
+                rows=tuple(self._tables[one.table].stored(one.slots) for one in touched),
+                graves=graves,
+                counted=counted,
+                norms=tuple((one.table, self._tables[one.table].guard.state()) for one in touched),
+                published=published,
+                collected=collected,
+            )
+        )
+
+    def _note(self, epoch: int, writer: int, position: int) -> None:
+        self.epochs[writer] = epoch
+        if not self._history or self._history[-1][0] != epoch:
+            self._history.append((epoch, position))
+        self.epoch, self.position = epoch, position
 
 
-def _seconds(time_us: int) -> int:
-    return min(max(time_us // 1_000_000, 0), 2**32 - 1)
+def _joined(arrays: Arrays) -> tuple[Keys, Rows]:
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([keys for keys, _ in arrays]), np.concatenate([rows for _, rows in arrays])
+
+
+def _checked_writer(writer: int) -> int:
+    if not 0 < writer < 2**32:
+        raise BadSpec(f"writer {writer} is not in [1, 2^32)")
+    return writer

@@ -1,65 +1,105 @@
-"""A shard as bytes: an envelope with format and checksum around a safetensors file.
+"""Records as bytes in files, each with its own checksum: snapshots are files of records, and so is the log.
 
-    magic        8 bytes   ``HWSHARD`` and a zero byte
-    format       u32       1
-    reserved     u32       0; aligns the payload
-    payload      u64       length of what follows the header, bytes
-    checksum    16 bytes   xxh3_128 of the fields above and of the payload
-    payload                safetensors: tensors ``table/column``, everything else as JSON in its metadata
+    magic         4 bytes   ``HWR1``
+    arrays        u32       how many arrays follow the header
+    header        u64       length of the header, bytes
+    body          u64       length of the arrays with their descriptions, bytes
+    checksum     16 bytes   xxh3_128 of the fields above, the header and the body
+    header                  see ``wire.py``
+    body                    descriptions of the arrays (MessagePack), then each array, all padded to 8 bytes
 
-Numbers are little-endian. The checksum is looked at before anything inside is; so a flipped bit or a
-missing end is told from a snapshot of another kind or version. It guards against accidents, not against
-forgers.
+Numbers are little-endian. A flipped bit or a missing end is told from a file of another kind. The checksum
+guards against accidents, not against forgers. A snapshot is a head, rows and graves, and an end; without its
+end it is not one. What comes after the last whole record of a log was being written when the process died.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Iterable, Iterator
+from typing import Final
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from sync.clock import MAX_TIME
-from sync.errors import BadSpec, SnapshotDamaged
-from sync.pushes import Progress, Source, Watermark
-from sync.shard import ShardState
-from sync.spec import TableSpec
+from sync.errors import RecordDamaged, SnapshotDamaged
+from sync.records import Delta, End, Graves, Head, Record, Rows
+from sync.shard import Shard, ShardState
+from sync.wire import Array, from_parts, to_parts
 
-MAGIC: Final = b"HWSHARD\x00"
-FORMAT: Final = 1
-_FIELDS: Final = struct.Struct("<8sIIQ")
+MAGIC: Final = b"HWR1"
+_FIELDS: Final = struct.Struct("<4sIQQ")
 _CHECKSUM_BYTES: Final = 16
 HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
+MAX_ARRAYS: Final = 65_536
+_DTYPES: Final = {"u8": np.uint64, "u4": np.uint32, "f4": np.float32, "u1": np.uint8}
 
 Buffer = bytes | bytearray | memoryview
-_DTYPES: Final[dict[str, tuple[str, npt.DTypeLike]]] = {
-    "keys": ("U64", np.uint64),
-    "values": ("F32", np.float32),
-    "state": ("F32", np.float32),
-    "version_time": ("U64", np.uint64),
-    "version_writer": ("U32", np.uint32),
-    "touched_s": ("U32", np.uint32),
-}
+_Description = tuple[str, list[int]]
+_descriptions: Final = msgspec.msgpack.Decoder(list[_Description])
+
+
+def encode_record(record: Record) -> list[Buffer]:
+    """The record as buffers to be written one after the other; arrays are not copied."""
+    if sys.byteorder != "little":
+        raise SystemError("records are little-endian, and this machine is not")
+    header, arrays = to_parts(record)
+    described = msgspec.msgpack.encode([(f"{a.dtype.kind}{a.itemsize}", a.shape) for a in arrays])
+    body: list[Buffer] = []
+    parts: list[Buffer] = [struct.pack("<Q", len(described)) + described]
+    parts += [_bytes(array) for array in arrays if array.size]
+    for part in parts:
+        body.append(part)
+        if padding := -len(part) % 8:
+            body.append(b"\0" * padding)
+    padded = header + b"\xc0" * (-len(header) % 8)  # MessagePack's nil, which no reader looks at
+    fields = _FIELDS.pack(MAGIC, len(arrays), len(header), sum(len(part) for part in body))
+    return [fields, _checksum([fields, padded, *body]), padded, *body]
+
+
+def decode_record(data: memoryview) -> tuple[Record, int]:
+    """The record that ``data`` begins with, arrays as views, and how many bytes it takes. Raises RecordDamaged
+    naming what is wrong, Truncated where the bytes end before the record does."""
+    if len(data) < HEADER_BYTES:
+        raise Truncated(f"{len(data)} bytes are fewer than a record's header of {HEADER_BYTES}")
+    magic, count, header_length, body_length = _FIELDS.unpack_from(data)
+    if magic != MAGIC:
+        raise RecordDamaged(f"not a record: it begins with {bytes(magic).hex()}, not {MAGIC.hex()}")
+    body_start = HEADER_BYTES + header_length + -header_length % 8
+    end = body_start + body_length
+    if count > MAX_ARRAYS or end > len(data):
+        raise Truncated(f"a record of {end} bytes has only {len(data)} left")
+    if _checksum([data[: _FIELDS.size], data[HEADER_BYTES:end]]) != data[_FIELDS.size : HEADER_BYTES]:
+        raise RecordDamaged("the checksum of a record does not match: bytes were altered")
+    try:
+        arrays = _arrays(data[body_start:end])
+    except (msgspec.DecodeError, struct.error, ValueError, KeyError, TypeError) as error:
+        raise RecordDamaged(f"the checksum is right but the arrays are not: {error!r}") from error
+    if len(arrays) != count:
+        raise RecordDamaged(f"{len(arrays)} arrays, the header says {count}")
+    return from_parts(data[HEADER_BYTES : HEADER_BYTES + header_length], arrays), end
+
+
+class Truncated(RecordDamaged):
+    """The bytes end before the record does: of a log, its last record was being written."""
+
+
+def records(data: Buffer) -> Iterator[tuple[Record, int]]:
+    """Every record in ``data`` with the offset of its end. Raises as ``decode_record`` at the first that is not
+    whole."""
+    view, start = memoryview(data), 0
+    while start < len(view):
+        record, length = decode_record(view[start:])
+        start += length
+        yield record, start
 
 
 def encode_buffers(state: ShardState) -> list[Buffer]:
     """The snapshot as buffers to be written one after the other; rows are not copied again."""
-    if sys.byteorder != "little":
-        raise SystemError("snapshots are little-endian, and this machine is not")
-    tensors = {
-        f"{table}/{name}": column
-        for table, columns in state.columns.items()
-        for name, column in columns.items()
-    }
-    payload: list[Buffer] = [_tensor_header(tensors, json.dumps(_plain(state), separators=(",", ":")))]
-    payload += [np.ascontiguousarray(column).data.cast("B") for column in tensors.values() if column.size]
-    fields = _FIELDS.pack(MAGIC, FORMAT, 0, sum(len(part) for part in payload))
-    return [fields, _checksum([fields, *payload]), *payload]
+    whole: Iterable[Record] = (state.head, *state.rows, *state.graves, End(state.head.position))
+    return [buffer for record in whole for buffer in encode_record(record)]
 
 
 def encode(state: ShardState) -> bytes:
@@ -68,33 +108,74 @@ def encode(state: ShardState) -> bytes:
 
 
 def decode(data: Buffer) -> ShardState:
-    """Read a snapshot back, bit for bit. Columns are views into ``data``.
+    """Read a snapshot back that was taken at once, bit for bit. Arrays are views into ``data``.
 
-    Raises SnapshotDamaged naming what is wrong: kind, format, length, checksum or content.
+    Raises SnapshotDamaged naming what is wrong: kind, length, checksum or content.
     """
-    payload = _open_envelope(memoryview(data))
+    head, pages, _ = decode_pages(data)
+    return ShardState(
+        head,
+        tuple(page for page in pages if isinstance(page, Rows)),
+        tuple(page for page in pages if isinstance(page, Graves)),
+    )
+
+
+def decode_pages(data: Buffer) -> tuple[Head, list[Rows | Graves], int]:
+    """A snapshot's head, rows and graves in their order, and the position up to which deltas have to be applied
+    to them. Raises SnapshotDamaged."""
     try:
-        tensors, metadata = _read_tensors(payload)
-        return _state(json.loads(metadata), tensors)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, BadSpec) as error:
-        raise SnapshotDamaged(f"the checksum is right but the content is not: {error!r}") from error
+        found = [record for record, _ in records(data)]
+    except RecordDamaged as error:
+        raise SnapshotDamaged(str(error)) from error
+    if not found or not isinstance(found[0], Head):
+        raise SnapshotDamaged("not a snapshot of a shard: it does not begin with a head")
+    if not isinstance(found[-1], End):
+        raise SnapshotDamaged("truncated: the snapshot has no end")
+    pages = [page for page in found[1:-1] if isinstance(page, Rows | Graves)]
+    if len(pages) != len(found) - 2:
+        raise SnapshotDamaged("a snapshot holds something other than rows and graves")
+    return found[0], pages, found[-1].position
 
 
-def _open_envelope(data: memoryview) -> memoryview:
-    if len(data) < HEADER_BYTES:
-        raise SnapshotDamaged(f"truncated: {len(data)} bytes are fewer than the header's {HEADER_BYTES}")
-    magic, version, _, length = _FIELDS.unpack_from(data)
-    if magic != MAGIC:
-        raise SnapshotDamaged(f"not a snapshot of a shard: it begins with {magic.hex()}, not {MAGIC.hex()}")
-    if version != FORMAT:
-        raise SnapshotDamaged(f"format {version}; this version reads {FORMAT}")
-    payload = data[HEADER_BYTES:]
-    if len(payload) != length:
-        what = "truncated" if len(payload) < length else "followed by something else"
-        raise SnapshotDamaged(f"{what}: {len(payload)} bytes of payload, the header says {length}")
-    if _checksum([data[: _FIELDS.size], payload]) != data[_FIELDS.size : HEADER_BYTES]:
-        raise SnapshotDamaged("the checksum does not match: bytes were altered")
-    return payload
+def restore(shard: Shard, data: Buffer, deltas: Iterable[Delta] = ()) -> None:
+    """Fill a new ``shard`` from a snapshot and what happened since. Raises SnapshotDamaged, OutOfOrder, BadSpec;
+    the shard is then to be thrown away."""
+    head, pages, position = decode_pages(data)
+    shard.begin(head)
+    for page in pages:
+        if isinstance(page, Rows):
+            shard.put(page)
+        else:
+            shard.bury(page)
+    for delta in deltas:
+        if delta.position > shard.position:
+            shard.apply(delta)
+    if shard.position < position:
+        raise SnapshotDamaged(
+            f"the snapshot needs the steps up to {position}; the log ends at {shard.position}"
+        )
+    shard.settle()
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+def _arrays(body: memoryview) -> list[Array]:
+    (length,) = struct.unpack_from("<Q", body)
+    start = 8 + length
+    start += -start % 8
+    found: list[Array] = []
+    for kind, shape in _descriptions.decode(body[8 : 8 + length]):
+        dtype = np.dtype(_DTYPES[kind])
+        if any(side < 0 for side in shape):
+            raise ValueError(f"shape {shape}")
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        found.append(np.frombuffer(body[start : start + size], dtype).reshape(shape))
+        start += size + -size % 8
+    if start != len(body):
+        raise ValueError(f"the arrays take {start} bytes of {len(body)}")
+    return found
 
 
 def _checksum(parts: Iterable[Buffer]) -> bytes:
@@ -102,89 +183,3 @@ def _checksum(parts: Iterable[Buffer]) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _tensor_header(tensors: Mapping[str, npt.NDArray[np.generic]], metadata: str) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"shard": metadata}}
-    start = 0
-    for name, column in tensors.items():
-        dtype = _DTYPES[name.rpartition("/")[2]][0]
-        end = start + column.nbytes
-        header[name] = {"dtype": dtype, "shape": list(column.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # safetensors aligns the data by padding the header with spaces.
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _read_tensors(payload: memoryview) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(bytes(payload[8 : 8 + length]))
-    metadata = header.pop("__metadata__")["shard"]
-    data = payload[8 + length :]
-    tensors = {}
-    for name, entry in header.items():
-        letter, dtype = _DTYPES[name.rpartition("/")[2]]
-        if entry["dtype"] != letter:
-            raise ValueError(f"{name} has type {entry['dtype']}, not {letter}")
-        start, end = entry["data_offsets"]
-        tensors[name] = np.frombuffer(data[start:end], dtype).reshape(entry["shape"])
-    return tensors, metadata
-
-
-def _plain(state: ShardState) -> dict[str, object]:
-    return {
-        "model": state.model,
-        "shard_id": state.shard_id,
-        "fingerprint": state.fingerprint,
-        "specs": [spec.to_plain() for spec in state.specs],
-        "clock": state.clock,
-        "knowledge": [[writer, time] for writer, time in state.knowledge.items()],
-        "pushes": [
-            [source.log, source.partition, progress.applied, _plain_watermark(progress.watermark)]
-            for source, progress in state.pushes.items()
-        ],
-        "generations": state.generations,
-    }
-
-
-def _plain_watermark(mark: Watermark | None) -> list[str | int] | None:
-    return None if mark is None else [mark.log, mark.partition, mark.offset, mark.accepted_at_ms]
-
-
-def _state(plain: Mapping[str, object], tensors: Mapping[str, npt.NDArray[np.generic]]) -> ShardState:
-    specs = tuple(
-        TableSpec.from_plain(spec) for spec in cast("Sequence[Mapping[str, object]]", plain["specs"])
-    )
-    pushes = cast("Sequence[tuple[str, int, int, tuple[str, int, int, int] | None]]", plain["pushes"])
-    clock = int(cast("int", plain["clock"]))
-    if not 0 <= clock < MAX_TIME:
-        raise ValueError(f"clock {clock}")
-    return ShardState(
-        model=str(plain["model"]),
-        shard_id=int(cast("int", plain["shard_id"])),
-        fingerprint=str(plain["fingerprint"]),
-        specs=specs,
-        clock=clock,
-        knowledge={int(w): int(t) for w, t in cast("Sequence[tuple[int, int]]", plain["knowledge"])},
-        pushes={
-            Source(log, partition): Progress(applied, None if mark is None else Watermark(*mark))
-            for log, partition, applied, mark in pushes
-        },
-        generations={n: int(g) for n, g in cast("Mapping[str, int]", plain["generations"]).items()},
-        columns={spec.name: _columns(spec, tensors) for spec in specs},
-    )
-
-
-def _columns(
-    spec: TableSpec, tensors: Mapping[str, npt.NDArray[np.generic]]
-) -> dict[str, npt.NDArray[np.generic]]:
-    columns = {name: tensors[f"{spec.name}/{name}"] for name in _DTYPES}
-    rows = len(columns["keys"])
-    widths = {"values": (spec.dim,), "state": (spec.state_dim,)}
-    for name, column in columns.items():
-        shape = (rows, *widths.get(name, ()))
-        if column.shape != shape:
-            raise ValueError(f"{spec.name}/{name} has shape {column.shape}, not {shape}")
-    return columns

@@ -1,8 +1,12 @@
 """A table's rows in one shard: index, columns, initial values and optimiser behind pull and push.
 
-A push has two halves. ``prepare`` checks it, sums the gradients of repeated keys, finds the rows and makes
-room; it changes no row and is where everything that can fail does. ``apply`` only writes. So a shard can
-prepare all parts of a push before it applies the first.
+A push has three steps. ``total`` sums the gradients of repeated keys and looks for what must be refused;
+``prepare`` finds the rows and makes room; neither changes a row, and between them they are where everything
+that can fail does. ``apply`` only writes. So a shard can prepare all parts of a push before it applies the
+first.
+
+Rows leave by ``delete``, which leaves a grave, and come back by the next push. ``put`` and ``bury`` take over
+what another shard wrote.
 """
 
 from __future__ import annotations
@@ -13,21 +17,28 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from sync.admission import CountSketch
 from sync.changes import ChangeRing, Sequences, mark_changed
 from sync.columns import MAX_ROWS, Columns
-from sync.errors import BadShape, SnapshotDamaged
+from sync.errors import BadShape
+from sync.graves import Graveyard
+from sync.guard import RunningNorm
 from sync.index import KeyIndex
 from sync.initial import InitialValues
 from sync.kernel import f32, i32, inp, kernel, out, void
-from sync.optimisers import APPLY, group, measure, sum_groups
+from sync.optimisers import APPLY, group, measure, regularise, settings_of, sum_groups
+from sync.records import Graves
+from sync.records import Rows as StoredRows
 from sync.spec import TableSpec
 
 Keys = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
+Versions = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]
+"""(times [N], writers [N])."""
 
-STORED: Final = ("keys", "values", "state", "version_time", "version_writer", "touched_s")
-"""The columns that a snapshot holds."""
+SKETCH_WIDTH: Final = 2**20
+"""Keys that a table without room for them remembers the pushes of: four MiB."""
 
 
 @kernel(void(inp(f32, 2), inp(i32), out(f32, 2)))
@@ -49,26 +60,38 @@ def _scatter(rows: Rows, slots: Slots, values: Rows) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A part that may be applied: distinct keys [U], summed gradients [U, dim], their sums of squares [U],
-    the slots of the rows that exist (negative where they do not), and the newest version time among
-    those."""
+class Total:
+    """The gradients of a push for one table, none of which must be refused: distinct keys [U], summed
+    gradients [U, dim] and their sums of squares [U]."""
 
     keys: Keys
     gradients: Rows
     squares: Rows
-    slots: Slots
-    missing: int
-    newest: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
-    """What every row of one push is marked with: its version (time, writer) and when it was touched."""
+class Prepared:
+    """A total that may be applied. ``slots`` [U]: negative where no row exists yet, ``missing`` of them;
+    ``newest``: the newest version time among the keys' rows and graves; ``counted``: the keys without a row
+    whose pushes were counted for admission."""
 
-    time: int
-    writer: int
-    touched_s: int
+    total: Total
+    slots: Slots
+    missing: int
+    newest: int
+    counted: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What a push changed in one table: keys [U], where their rows are now, each one's gradient norm squared,
+    and whether this was its first push."""
+
+    table: str
+    keys: Keys
+    slots: Slots
+    squares: Rows
+    first: npt.NDArray[np.bool_]
 
 
 class Refused(Exception):
@@ -78,17 +101,22 @@ class Refused(Exception):
 class Table:
     """The rows of one table in one shard. One thread uses it."""
 
-    __slots__ = ("_apply", "_columns", "_epsilon", "_index", "_initial", "_limit", "_rate", "_ring", "spec")
+    __slots__ = (
+        "_apply", "_columns", "_index", "_initial", "_limit", "_ring", "_settings", "graves", "guard", "sketch",
+        "spec",
+    )  # fmt: skip
 
     def __init__(self, spec: TableSpec, change_capacity: int, max_rows: int = MAX_ROWS) -> None:
         self.spec = spec
+        self.graves = Graveyard(spec.name, change_capacity)
         self._columns = Columns(spec.dim, spec.state_dim, max_rows)
         self._index = KeyIndex()
         self._initial = InitialValues(spec)
         self._ring = ChangeRing(change_capacity)
         self._apply = APPLY[spec.optimiser.kind]
-        self._rate = np.float32(spec.optimiser.rate)
-        self._epsilon = np.float32(spec.optimiser.epsilon)
+        self._settings = settings_of(spec.optimiser)
+        self.guard = RunningNorm(spec.guard)
+        self.sketch = CountSketch(SKETCH_WIDTH) if spec.admission > 1 else None
         self._limit = np.float32(spec.max_norm) * np.float32(spec.max_norm)
 
     def __len__(self) -> int:
@@ -97,9 +125,9 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take, room for growth included, without the index."""
-        columns = self._columns
-        return columns.capacity * (4 * (self.spec.dim + self.spec.state_dim) + 8 + 8 + 4 + 4 + 8)
+        """Allocated bytes: rows with their state, versions and index, room for growth included, and graves."""
+        rows = self._columns.nbytes + self._index.nbytes
+        return rows + self.graves.nbytes + (self.sketch.nbytes if self.sketch else 0)
 
     def check_keys(self, keys: object) -> Keys:
         """``keys`` as kernels take them: uint64 ``[N]``, contiguous. Raises BadShape."""
@@ -135,63 +163,161 @@ class Table:
         """The values that ``keys`` ``[N]`` have before their first push: float32 ``[N, dim]``."""
         return self._initial.rows(keys)
 
-    def prepare(self, keys: Keys, gradients: Rows) -> Prepared:
-        """Check and sum checked ``keys`` ``[N]`` and ``gradients`` ``[N, dim]``; make room for new rows.
+    def total(self, keys: Keys, gradients: Rows) -> Total:
+        """Sum checked ``keys`` ``[N]`` and ``gradients`` ``[N, dim]`` by key.
 
-        Raises Refused naming the key whose gradient is not finite or exceeds ``max_norm``, after summing as
-        before; TableFull where new rows find no room. No row changes.
+        Raises Refused naming the key whose gradient is not finite, exceeds ``max_norm``, or ``guard`` times
+        the table's running norm. Nothing changes.
         """
         # Repeated keys could hide a NaN from nobody, but two finite gradients may overflow when summed; so
         # the sums are what is measured, and they contain every NaN and infinity of their terms.
         keys, gradients = _sum_repeated(keys, gradients)
         squares = np.empty(len(keys), np.float32)
-        bad = measure(gradients, self._limit, squares)
+        usual = np.float32(min(self.guard.limit(), float(self._limit)))
+        bad = measure(gradients, usual, squares)
         if bad >= 0:
-            norm = float(np.sqrt(np.sum(np.square(gradients[bad].astype(np.float64)))))
-            what = f"norm {norm:.3g} above {self.spec.max_norm:g}" if np.isfinite(norm) else "NaN or infinity"
-            raise Refused(f"table {self.spec.name}: the gradient of key {int(keys[bad])} has {what}")
-        slots, missing = self._index.find(keys)
+            fault = self._fault(gradients[bad])
+            raise Refused(f"table {self.spec.name}: the gradient of key {int(keys[bad])} has {fault}")
+        return Total(keys, gradients, squares)
+
+    def _fault(self, gradient: Rows) -> str:
+        norm = float(np.sqrt(np.sum(np.square(gradient.astype(np.float64)))))
+        if not np.isfinite(norm):
+            return "NaN or infinity"
+        if norm > self.spec.max_norm:
+            return f"norm {norm:.3g} above {self.spec.max_norm:g}"
+        return f"norm {norm:.3g}, more than {self.spec.guard:g} times the usual {self.guard.mean:.3g}"
+
+    def prepare(self, total: Total) -> Prepared:
+        """Find the rows of a total and make room for new ones. Raises TableFull; no row changes."""
+        slots, missing = self._index.find(total.keys)
         self._index.reserve(missing)
         self._columns.reserve(self._index.slots + missing)
         known = slots[slots >= 0] if missing else slots
         newest = int(self._columns.version_time[known].max()) if len(known) else 0
-        return Prepared(keys, gradients, squares, slots, missing, newest)
+        if missing:
+            newest = max(newest, self.graves.newest(total.keys[slots < 0]))
+        return Prepared(total, slots, missing, newest)
 
-    def apply(self, part: Prepared, stamp: Stamp, sequence: int) -> int:
+    def admit(self, part: Prepared) -> Prepared:
+        """Leave out the keys that have no row and were not pushed often enough yet for the table's
+        ``admission``. Counts this push for them, and changes no row."""
+        if self.sketch is None or not part.missing:
+            return part
+        total, kept = part.total, part.slots >= 0
+        counted = total.keys[~kept]
+        kept[~kept] = self.sketch.count(counted) >= self.spec.admission
+        slots = part.slots[kept]
+        total = Total(total.keys[kept], total.gradients[kept], total.squares[kept])
+        return Prepared(total, slots, int((slots < 0).sum()), part.newest, counted)
+
+    def apply(self, part: Prepared, time: int, writer: int, sequence: int) -> Touched:
         """Write a part: new rows start at their initial values with zero state, the optimiser steps, every
-        row gets ``stamp`` and the next numbers after ``sequence``. Returns the last number given."""
-        columns, slots = self._columns, part.slots
+        row gets the version (``time``, ``writer``) and one of the numbers after ``sequence``."""
+        columns, total = self._columns, part.total
+        slots, first = part.slots, part.slots < 0
         if part.missing:
-            slots = self._insert_missing(part)
-        self._apply(
-            columns.values, columns.state, slots, part.gradients, part.squares, self._rate, self._epsilon
+            slots = self._insert_missing(total.keys, first)
+        gradients, squares = self._regularised(total, slots)
+        self._apply(columns.values, columns.state, slots, gradients, squares, self._settings)
+        self.guard.update(total.squares)
+        self._mark(slots, (_full(len(slots), time), np.full(len(slots), writer, np.uint32)), sequence)
+        return Touched(self.spec.name, total.keys, slots, total.squares, first)
+
+    def delete(self, keys: Keys, time: int, writer: int, sequence: int) -> Graves:
+        """Delete those of ``keys`` ``[N]`` that are stored; their graves have the version and numbers given."""
+        slots, _ = self._index.find(keys)
+        stored = np.unique(keys[slots >= 0])
+        graves = Graves(
+            self.spec.name, stored, _full(len(stored), time), np.full(len(stored), writer, np.uint32)
         )
-        mark_changed(
-            slots,
-            np.uint64(stamp.time),
-            np.uint32(stamp.writer),
-            np.uint32(stamp.touched_s),
-            sequence,
-            columns.version_time,
-            columns.version_writer,
-            columns.touched_s,
-            columns.changed_at,
-            self._ring.ring_sequences,
-            self._ring.ring_slots,
+        self.bury(graves, sequence)
+        return graves
+
+    def newest(self, keys: Keys) -> int:
+        """The newest version time among the rows of ``keys`` ``[N]``, 0 if none is stored."""
+        return int(self.versions(keys)[0].max(initial=0))
+
+    def bury(self, graves: Graves, sequence: int) -> None:
+        """Take over deletions; they change with the numbers after ``sequence``."""
+        slots = self._index.delete(graves.keys)
+        freed = slots[slots >= 0]
+        self._columns.version_time[freed] = 0
+        self._columns.changed_at[freed] = 0
+        self.graves.bury(graves.keys, graves.time, graves.writer, sequence)
+
+    def put(self, rows: StoredRows, sequence: int) -> None:
+        """Take over rows as they are, whatever was there; they change with the numbers after ``sequence``.
+        Raises BadShape, TableFull, and then nothing changed."""
+        width = (rows.values.shape[1], rows.state.shape[1])
+        if width != (self.spec.dim, self.spec.state_dim):
+            raise BadShape(
+                f"table {self.spec.name}: rows of {width[0]} values and {width[1]} of state, "
+                f"not {self.spec.dim} and {self.spec.state_dim}"
+            )
+        self._index.reserve(len(rows.keys))
+        self._columns.reserve(self._index.slots + len(rows.keys))
+        self.graves.exhume(rows.keys)
+        slots = self._index.insert(rows.keys)
+        _scatter(rows.values, slots, self._columns.values)
+        _scatter(rows.state, slots, self._columns.state)
+        self._mark(slots, (rows.time, rows.writer), sequence)
+
+    def stored(self, slots: Slots) -> StoredRows:
+        """Copies of the rows in ``slots`` ``[N]``."""
+        columns = self._columns
+        values = np.empty((len(slots), self.spec.dim), np.float32)
+        state = np.empty((len(slots), self.spec.state_dim), np.float32)
+        _gather(columns.values, slots, values)
+        _gather(columns.state, slots, state)
+        return StoredRows(
+            self.spec.name,
+            self._index.keys[slots],
+            values,
+            state,
+            columns.version_time[slots],
+            columns.version_writer[slots],
         )
-        return sequence + len(slots)
+
+    def page(self, first: int, limit: int) -> tuple[StoredRows, int]:
+        """The rows in at most ``limit`` slots from ``first`` on, and the slot to go on from (0: at the end)."""
+        last = min(first + limit, self._index.slots)
+        slots = np.flatnonzero(self._columns.version_time[first:last]).astype(np.int32) + np.int32(first)
+        return self.stored(slots), last if last < self._index.slots else 0
+
+    def untouched(self, before: int, first: int, limit: int) -> tuple[Keys, int]:
+        """The keys in at most ``limit`` slots from ``first`` on whose version time is below ``before``, and
+        the slot to go on from (0: at the end)."""
+        last = min(first + limit, self._index.slots)
+        time = self._columns.version_time[first:last]
+        slots = np.flatnonzero((time > 0) & (time < np.uint64(max(before, 0)))) + first
+        return self._index.keys[slots], last if last < self._index.slots else 0
 
     def changed_after(self, sequence: int, limit: int) -> tuple[Sequences, Slots]:
-        """The oldest ``limit`` rows that changed after ``sequence``: their numbers, ascending, and slots."""
-        return self._ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
+        """The oldest ``limit`` rows and graves that changed after ``sequence``: their numbers, ascending, and
+        where they are, for ``read`` (a grave in place p is -1 - p)."""
+        sequences, slots = self._ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
+        if not len(self.graves):
+            return sequences, slots
+        dug, places = self.graves.changed_after(sequence, limit)
+        sequences, slots = np.concatenate([sequences, dug]), np.concatenate([slots, ~places])
+        order = np.argsort(sequences, kind="stable")[:limit]
+        return sequences[order], slots[order]
 
     def read(self, slots: Slots) -> tuple[Keys, Rows]:
-        """Copies of the keys and values of ``slots`` ``[N]``."""
+        """Copies of the keys and values of ``slots`` ``[N]``; what was deleted has its initial value again."""
         rows = np.empty((len(slots), self.spec.dim), np.float32)
         _gather(self._columns.values, slots, rows)
-        return self._columns.keys[slots], rows
+        gone = slots < 0
+        if not gone.any():
+            return self._index.keys[slots], rows
+        keys = np.empty(len(slots), np.uint64)
+        keys[~gone] = self._index.keys[slots[~gone]]
+        keys[gone] = self.graves.keys(~slots[gone])
+        self._initial.fill_missing(keys, slots, rows)
+        return keys, rows
 
-    def versions(self, keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    def versions(self, keys: Keys) -> Versions:
         """Version time and writer of ``keys`` ``[N]``; (0, 0) where no row is stored."""
         slots, _ = self._index.find(keys)
         known = slots >= 0
@@ -200,36 +326,33 @@ class Table:
         writer[known] = self._columns.version_writer[slots[known]]
         return time, writer
 
-    def export(self, *, copy: bool = True) -> dict[str, npt.NDArray[np.generic]]:
-        """All stored columns, by name, for a snapshot; slots keep their order. Without ``copy``, views that
-        the next push invalidates."""
-        rows = self._index.slots
-        stored = {name: getattr(self._columns, name)[:rows] for name in STORED}
-        return {name: column.copy() for name, column in stored.items()} if copy else stored
+    def _regularised(self, total: Total, slots: Slots) -> tuple[Rows, Rows]:
+        """What the optimiser takes: the gradients after clipping and decay, and their sums of squares."""
+        if self.spec.clip == 0.0 and self.spec.l2 == 0.0:
+            return total.gradients, total.squares
+        gradients, squares = np.empty_like(total.gradients), np.empty_like(total.squares)
+        clip, l2 = np.float32(self.spec.clip), np.float32(self.spec.l2)
+        regularise(self._columns.values, slots, total.gradients, total.squares, clip, l2, gradients, squares)
+        return gradients, squares
 
-    def load(self, stored: dict[str, npt.NDArray[np.generic]], sequence: int) -> int:
-        """Fill an empty table from ``export``'s columns. Every row counts as changed, with the numbers after
-        ``sequence``; returns the last. Raises SnapshotDamaged where a key occurs twice."""
-        count = len(stored["keys"])
-        columns = self._columns
-        columns.reserve(count)
-        for name in STORED:
-            getattr(columns, name)[:count] = stored[name]
-        columns.changed_at[:count] = np.arange(sequence + 1, sequence + count + 1)
-        slots = self._index.insert(columns.keys[:count].copy())
-        if len(self._index) != count or not np.array_equal(slots, np.arange(count)):
-            raise SnapshotDamaged(f"table {self.spec.name}: a key occurs more than once")
-        self._ring = ChangeRing(len(self._ring.ring_slots), sequence + count)
-        return sequence + count
-
-    def _insert_missing(self, part: Prepared) -> Slots:
-        slots = self._index.insert(part.keys)
-        fresh = part.slots < 0
-        keys, places = part.keys[fresh], slots[fresh]
-        self._columns.keys[places] = keys
+    def _insert_missing(self, keys: Keys, first: npt.NDArray[np.bool_]) -> Slots:
+        slots = self._index.insert(keys)
+        fresh, places = keys[first], slots[first]
+        self.graves.exhume(fresh)
         self._columns.state[places] = 0.0
-        _scatter(self._initial.rows(keys), places, self._columns.values)
+        _scatter(self._initial.rows(fresh), places, self._columns.values)
         return slots
+
+    def _mark(self, slots: Slots, versions: Versions, sequence: int) -> None:
+        columns, ring = self._columns, self._ring
+        mark_changed(
+            slots, *versions, sequence, columns.version_time, columns.version_writer, columns.changed_at,
+            ring.ring_sequences, ring.ring_slots,
+        )  # fmt: skip
+
+
+def _full(count: int, time: int) -> npt.NDArray[np.uint64]:
+    return np.full(count, time, np.uint64)
 
 
 def _sum_repeated(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:

@@ -110,7 +110,7 @@ class Saver:
                 job.series.write(buffers)
                 size = sum(len(buffer) for buffer in buffers)
             except OSError as error:
-                _log.error("shard %d: the snapshot was not written: %s", job.state.shard_id, error)
+                _log.error("shard %d: the snapshot was not written: %s", job.state.head.shard_id, error)
             self._results.put(_Result(job, size))
 
     def finish(self, timeout_s: float) -> bool:
@@ -135,4 +135,4 @@ class Saver:
 
 
 def _offsets(state: ShardState) -> dict[Source, int]:
-    return {source: progress.applied for source, progress in state.pushes.items()}
+    return {source: progress.applied for source, progress in state.head.pushes.items()}

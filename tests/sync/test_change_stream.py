@@ -44,9 +44,9 @@ def merge(copy: dict[tuple[str, int], bytes], changes: Changes) -> int:
 
 def stored(shard: Shard) -> dict[tuple[str, int], bytes]:
     rows = {}
-    for name, columns in shard.state().columns.items():
-        for key, row in zip(columns["keys"].tolist(), columns["values"], strict=True):
-            rows[name, key] = row.tobytes()
+    for page in shard.state().rows:
+        for key, row in zip(page.keys.tolist(), page.values, strict=True):
+            rows[page.table, key] = row.tobytes()
     return rows
 
 

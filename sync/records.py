@@ -1,0 +1,121 @@
+"""What a shard consists of, in pieces that can be stored, sent and replayed.
+
+A shard at rest is a ``Head`` and any number of ``Rows`` and ``Graves``; what happens to it after is a sequence
+of ``Delta``, numbered by position without gaps. Snapshot files, the log of updates, copies to another server
+and replication all carry these four and nothing else.
+
+A delta holds the rows as they are after a push, not its gradients. So applying it again, or to a copy that was
+read row by row while pushes went on, gives the same: a copy that began at position p is whole once every delta
+after p, up to the end of the reading, was applied to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sync.admission import SketchState
+from sync.guard import NormState
+from sync.pushes import Progress, Source
+from sync.spec import TableSpec
+
+Keys = npt.NDArray[np.uint64]
+Times = npt.NDArray[np.uint64]
+Writers = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float32]
+
+History = tuple[tuple[int, int], ...]
+"""(epoch, first position written under it), ascending: which line of owners a shard's deltas come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Stored rows of one table: ``keys`` [N], ``values`` [N, d], ``state`` [N, s] and the version of each:
+    ``time`` [N], ``writer`` [N]."""
+
+    table: str
+    keys: Keys
+    values: Floats
+    state: Floats
+    time: Times
+    writer: Writers
+
+
+@dataclass(frozen=True, slots=True)
+class Graves:
+    """Deleted keys [N] of one table with the version of their deletion."""
+
+    table: str
+    keys: Keys
+    time: Times
+    writer: Writers
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One atomic step of a shard.
+
+    ``position``: one more than the step before. ``epoch``: the fencing epoch of the owner that wrote it.
+    ``clock``: the owner's last version time. ``progress``: the sources that advanced. ``counted``: keys that a
+    push counted for admission, by table; ``norms``: running gradient norms that moved. ``published``: dense
+    tables whose live values became the generation named; ``collected``: tables whose graves up to the version
+    time named were forgotten.
+    """
+
+    epoch: int
+    position: int
+    writer: int
+    clock: int
+    progress: tuple[tuple[Source, Progress], ...] = ()
+    rows: tuple[Rows, ...] = ()
+    graves: tuple[Graves, ...] = ()
+    counted: tuple[tuple[str, Keys], ...] = ()
+    norms: tuple[tuple[str, NormState], ...] = ()
+    published: tuple[tuple[str, int], ...] = ()
+    collected: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what it takes in memory, for bounds."""
+        rows = sum(r.keys.nbytes + r.values.nbytes + r.state.nbytes + 12 * len(r.keys) for r in self.rows)
+        return (
+            256 + rows + sum(20 * len(g.keys) for g in self.graves) + sum(k.nbytes for _, k in self.counted)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Everything about a shard but its rows, as of ``position``.
+
+    ``knowledge``: writer → version time (``Shard.knowledge``). ``epochs``: writer → fencing epoch, for versions.
+    ``generations``: of the dense tables that were read or published. ``norms``, ``sketches``: by table, the
+    running gradient norm and the admission counters.
+    """
+
+    model: str
+    shard_id: int
+    fingerprint: str
+    specs: tuple[TableSpec, ...]
+    epoch: int = 0
+    position: int = 0
+    clock: int = 0
+    history: History = ()
+    knowledge: Mapping[int, int] = field(default_factory=dict)
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    pushes: Mapping[Source, Progress] = field(default_factory=dict)
+    generations: Mapping[str, int] = field(default_factory=dict)
+    norms: Mapping[str, NormState] = field(default_factory=dict)
+    sketches: Mapping[str, SketchState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a snapshot: it is whole once every delta up to ``position`` was applied to it."""
+
+    position: int
+
+
+Record = Head | Rows | Graves | Delta | End
