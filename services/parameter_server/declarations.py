@@ -5,6 +5,7 @@ The declaration is what servers start from and what clients route by, so that ne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
@@ -13,11 +14,15 @@ import msgspec
 
 from services.coordination.contract import Conflict, Coordination
 from services.parameter_server.types import ModelMismatch, ParametersRefused
+from services.rpc.codec import MAX_FRAME_BYTES
 from sync.errors import BadSpec
 from sync.spec import TableSpec
 
 FORMAT: Final = 1
 PREFIX: Final = "parameters/models/"
+_FLOAT_BYTES: Final = 4
+_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+"""Names become folders of snapshots, so they are no paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ def decode_declaration(data: bytes) -> Declaration:
         tables = tuple(TableSpec.from_plain(plain) for plain in stored.tables)
     except (msgspec.DecodeError, BadSpec) as error:
         raise ParametersRefused(f"a model's declaration cannot be read: {error}") from error
+    if _NAME.fullmatch(stored.model) is None:
+        raise ParametersRefused(f"{stored.model[:64]!r} is not a name for a model: {_NAME.pattern}")
+    for spec in tables:
+        if spec.rows * spec.dim * _FLOAT_BYTES > MAX_FRAME_BYTES:
+            raise ParametersRefused(f"table {spec.name}: its {spec.rows} rows do not fit one message")
     return Declaration(stored.model, stored.fingerprint, tables)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from services.parameter_server import messages as wire
 from services.parameter_server.declarations import Declaration, require_same
 from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused, PushStatus
-from services.rpc.codec import Array
+from services.rpc.codec import MAX_FRAME_BYTES, Array
 from sync.changes import Cursor
 from sync.clock import HybridClock
 from sync.placement import single_shard
@@ -23,6 +23,9 @@ from sync.shard import Shard, ShardState
 Answer = tuple[wire.Wire, tuple[Array, ...]]
 MAX_CHANGES = 262_144
 """Rows per shard in one answer to ``changes``."""
+MAX_ANSWER_BYTES = MAX_FRAME_BYTES
+"""Rows in one answer to ``pull``, and about as much in one to ``changes``."""
+MAX_MODELS = 64
 
 
 class NotMine(Exception):
@@ -97,6 +100,8 @@ class Host:
         if known is not None:
             require_same(known.declaration, declaration)
             return
+        if len(self.models) >= MAX_MODELS:
+            raise ParametersRefused(f"{self.config.name} holds {MAX_MODELS} models already")
         held = {shard: self._start(declaration, shard) for shard in self.config.owned}
         model = self.models[declaration.model] = Model(declaration, held)
         for table, shard in self._single_tables(model):
@@ -155,6 +160,7 @@ class Host:
             raise ParametersRefused(
                 f"table {part.table}: {len(part.shards)} shards, {len(part.counts)} counts"
             )
+        _require_once(part.shards, "shard")
         if any(array.ndim < 1 or len(array) != sum(part.counts) for array in arrays):
             raise ParametersRefused(f"table {part.table}: the arrays are not as long as their counts say")
         start = 0
@@ -167,6 +173,10 @@ class Host:
         model = self.model(request.model)
         if len(arrays) != len(request.parts):
             raise ParametersRefused(f"{len(request.parts)} parts, {len(arrays)} arrays")
+        wanted = zip(request.parts, arrays, strict=True)
+        size = sum(keys.size * _row_bytes(model, part.table) for part, keys in wanted)
+        if size > MAX_ANSWER_BYTES:
+            raise ParametersRefused(f"rows of {size} bytes; one answer has at most {MAX_ANSWER_BYTES}")
         rows: list[Array] = []
         for part, keys in zip(request.parts, arrays, strict=True):
             found = [
@@ -216,6 +226,7 @@ class Host:
         """What a push is on each shard that it names, in that order; nothing is applied yet."""
         model = self.model(request.model)
         self._require_incarnation(request.incarnation)
+        _require_once(request.shards, "shard")
         if len(request.shards) != len(request.predecessors):
             raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
         parts = self.parts(request.model, request.parts, arrays)
@@ -321,6 +332,9 @@ class Host:
     def changes(self, request: wire.ChangesRequest) -> Answer | None:
         """What the reader has not seen yet, or None where it has seen everything."""
         model = self.model(request.model)
+        _require_once([cursor.shard for cursor in request.cursors], "shard")
+        _require_once(request.tables, "table")
+        limit = _most_rows(model, request)
         generation = self._generations(model)
         deltas: list[wire.ShardDelta] = []
         arrays: list[Array] = []
@@ -335,7 +349,6 @@ class Host:
             )
             if cursor == now:
                 continue
-            limit = max(1, min(request.limit, MAX_CHANGES))
             found = held.shard.changes(
                 Cursor(cursor.incarnation, cursor.sequence), tuple(request.tables), limit
             )
@@ -361,6 +374,23 @@ class Host:
         for table, shard in self._single_tables(model):
             newest[shard] = max(newest.get(shard, 0), model.generations.get(table, 0))
         return newest
+
+
+def _require_once(named: Sequence[int] | Sequence[str], what: str) -> None:
+    """Who names one thing many times would be answered as many times. Raises ParametersRefused."""
+    if len(set(named)) != len(named):
+        raise ParametersRefused(f"a {what} is named twice")
+
+
+def _row_bytes(model: Model, table: str) -> int:
+    return 4 * model.declaration.table(table).dim
+
+
+def _most_rows(model: Model, request: wire.ChangesRequest) -> int:
+    """Rows per shard in an answer to ``request``: as many as it asks for and one answer can hold."""
+    widest = max((_row_bytes(model, table) for table in request.tables), default=1)
+    room = MAX_ANSWER_BYTES // (widest * max(1, len(request.cursors)))
+    return max(1, min(request.limit, MAX_CHANGES, room))
 
 
 def _first(found: Sequence[Array], dim: int) -> Array:

@@ -237,7 +237,10 @@ def pack(message: Wire) -> bytes:
 
 def unpack(data: bytes, kind: type[W]) -> W:
     """Read ``pack``'s bytes back. Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(data, type=kind)
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def least_marks(shards: int, reported: Mapping[int, list[WireMark]]) -> dict[tuple[str, int], Mark]:

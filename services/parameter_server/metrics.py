@@ -31,6 +31,8 @@ class ServerMetrics(Collector):
         yield from self._shards()
         for name, value in asdict(self.rpc.counts).items():
             yield _counter(f"messages_{name}", "Messages by what became of them.", value)
+        for name, value in asdict(self.rpc.connections).items():
+            yield _counter(f"connections_{name}", "Connections by what became of them.", value)
         yield _counter("snapshots_total", "Snapshots written.", self.saver.counts.snapshots_total)
         yield _counter("snapshot_failures_total", "Snapshots not written.", self.saver.counts.failures_total)
         yield _counter("snapshot_bytes_total", "Bytes of snapshots written.", self.saver.counts.bytes_total)

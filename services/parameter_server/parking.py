@@ -41,9 +41,10 @@ class Parking:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     rejected_total: int = 0
 
-    @property
-    def full(self) -> bool:
-        return len(self.polls) + len(self.checkpoints) >= self.capacity
+    def full_for(self, peer: bytes) -> bool:
+        """Whether no further call of ``peer`` may wait: nobody takes more than a quarter of the room."""
+        peers = [poll.call.peer for poll in self.polls] + [one.call.peer for one in self.checkpoints]
+        return len(peers) >= self.capacity or peers.count(peer) >= max(1, self.capacity // 4)
 
     def ready_polls(
         self, answer: Callable[[wire.ChangesRequest], Answer | None], now_s: float

@@ -127,7 +127,7 @@ class ParameterServer:
             found = (wire.ChangesReply([]), ())
         if found is not None:
             self._send(call, found)
-        elif self._parking.full:
+        elif self._parking.full_for(call.peer):
             self._refuse_parking(call)
         else:
             wait_s = min(request.wait_ms / 1_000, MAX_WAIT_S)
@@ -138,11 +138,11 @@ class ParameterServer:
 
     def _refuse_parking(self, call: Call) -> None:
         self._parking.rejected_total += 1
-        self._rpc.fail(call, BUSY, f"{self._parking.capacity} calls wait already")
+        self._rpc.fail(call, BUSY, "too many calls wait already")
 
     def _checkpoint(self, call: Call) -> None:
         wanted = {(model, held.shard.shard_id): held.moves for model, held in self._host.all_held()}
-        if self._parking.full:
+        if self._parking.full_for(call.peer):
             self._refuse_parking(call)
             return
         self._parking.checkpoints.append(Checkpoint(call, wanted))

@@ -78,11 +78,16 @@ class Connections:
     def look(self) -> None:
         """Count what happened since."""
         for _ in range(QUEUE):
-            try:
-                frames = self._events.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._count_one():
                 return
-            self._count(frames)
+
+    def _count_one(self) -> bool:
+        try:
+            frames = self._events.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._count(frames)
+        return True
 
     def _count(self, frames: list[bytes]) -> None:
         event, value = _EVENT.unpack(frames[0])
@@ -99,7 +104,9 @@ class Connections:
 
     def close(self) -> None:
         """Stop counting; before the socket closes."""
-        self.look()
+        # All of it: if ZeroMQ's thread waited for room meanwhile, the next line would wait for it in turn.
+        while self._count_one():
+            pass
         self._socket.disable_monitor()
         self._events.close()
 

@@ -79,9 +79,17 @@ class TestParking:
     def test_the_number_of_waiting_calls_is_bounded(self) -> None:
         parking = Parking(capacity=2)
         parking.polls.append(Poll(call(1), REQUEST, 5.0))
-        assert not parking.full
+        assert not parking.full_for(b"another")
         parking.checkpoints.append(Checkpoint(call(2), {}))
-        assert parking.full
+        assert parking.full_for(b"another")
+
+    def test_nobody_takes_all_the_room(self) -> None:
+        parking = Parking(capacity=8)
+        parking.polls.append(Poll(call(1), REQUEST, 5.0))
+        assert not parking.full_for(b"peer")
+        parking.checkpoints.append(Checkpoint(call(2), {}))
+        assert parking.full_for(b"peer")
+        assert not parking.full_for(b"another")
 
     def test_a_checkpoint_waits_for_every_shard(self) -> None:
         fleet = Fleet(("a",), 2)
