@@ -24,13 +24,15 @@ import numpy.typing as npt
 
 from sync.columns import MAX_ROWS
 from sync.errors import TableFull
-from sync.kernel import copy_line, f32, i32, i64, inlined, inp, kernel, mix, out, prefetch, u32, u64, void
+from sync.gather import gather
+from sync.kernel import i32, i64, inlined, inp, kernel, mix, out, prefetch, u32, u64, void
 from sync.memory import GrowingArray, grown
 
 Keys = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
 Entries = npt.NDArray[np.uint32]
+Aims = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.int64]
 
 MISSING: Final = -1
@@ -42,10 +44,9 @@ _SPARE_DEPTH: Final = 3
 """Directory places per segment, as a power of two, beyond which the directory does not grow."""
 _SLAB_ENTRIES: Final = 2**18
 _SLAB_ROWS: Final = 65_536
-_BLOCK: Final = 64
-"""Keys whose cache lines are asked for together."""
-_ROW_LINES: Final = 8
-"""Lines of a row to ask for; the processor itself fetches the rest of a long one."""
+_AHEAD: Final = 20
+"""How many keys the steps of a look-up are apart, for the lines that one asks for to have come when the next
+reads them."""
 
 # A place in the directory is unit << _GROWN_BITS | doublings: where a segment begins, in segment sizes, and how
 # often it was doubled.
@@ -55,6 +56,15 @@ _GROWN: Final = np.uint64(15)
 # Numba makes a float of uint64 with int64, and looks for a negative index unless it is unsigned.
 _ONE: Final = np.uint64(1)
 _TWO: Final = np.uint64(2)
+
+# Look-ups on their way: a ring of rows.
+_RING: Final = 64
+_RING_MASK: Final = _RING - 1
+_HASH: Final = 0
+_BASE: Final = 1
+_MASK: Final = 2
+_AT: Final = 3
+_FIELDS: Final = 4
 
 # Counts that kernels change, by place.
 _COUNT: Final = 0
@@ -88,47 +98,56 @@ def _locate(
 ) -> np.uint64:
     """From ``at`` on, the entry of ``key``, or the empty one that ends the search."""
     while True:
-        at = _candidate(pool, base, mask, at, tag, tag_mask)
         entry = pool[base + at]
-        if entry == 0 or column[np.uint64(entry & ~tag_mask) - _ONE] == key:
+        if entry == 0:
+            return at
+        if entry & tag_mask == tag and column[np.uint64(entry & ~tag_mask) - _ONE] == key:
             return at
         at = (at + _ONE) & mask
 
 
 @inlined
-def _approach(
+def _aim(
     pool: Entries,
     directory: Slots,
-    column: Keys,
-    keys: Keys,
-    first: int,
-    last: int,
+    key: np.uint64,
     salt: np.uint64,
     shift: np.uint64,
     unit_bits: np.uint64,
-    tag_mask: np.uint32,
-    bases: Keys,
-    masks: Keys,
-    homes: Keys,
-    tags: Entries,
+    aims: Aims,
+    i: int,
 ) -> None:
-    """Hash the keys from ``first`` to ``last``: segment, home and tag of each; ask for the homes' lines, then
-    for the lines of the keys that they lead to."""
-    for j in range(last - first):
-        key_hash = mix(keys[first + j] ^ salt)
-        place = np.uint64(directory[key_hash >> shift])
-        base = (place >> _GROWN_BITS) << unit_bits
-        mask = (_ONE << (unit_bits + (place & _GROWN))) - _ONE
-        home = key_hash & mask
-        prefetch(pool, np.int64(base + home))
-        bases[j] = base
-        masks[j] = mask
-        homes[j] = home
-        tags[j] = np.uint32(key_hash) & tag_mask
-    for j in range(last - first):
-        at = _candidate(pool, bases[j], masks[j], homes[j], tags[j], tag_mask)
-        prefetch(column, np.int64(pool[bases[j] + at] & ~tag_mask) - 1)
-        homes[j] = at
+    """The first step of a look-up: the hash, segment and home of key ``i``; asks for the home's line."""
+    key_hash = mix(key ^ salt)
+    place = np.uint64(directory[key_hash >> shift])
+    base = (place >> _GROWN_BITS) << unit_bits
+    mask = (_ONE << (unit_bits + (place & _GROWN))) - _ONE
+    home = key_hash & mask
+    prefetch(pool, np.int64(base + home))
+    j = i & _RING_MASK
+    aims[j, _HASH] = key_hash
+    aims[j, _BASE] = base
+    aims[j, _MASK] = mask
+    aims[j, _AT] = home
+
+
+@inlined
+def _approach(pool: Entries, column: Keys, tag_mask: np.uint32, aims: Aims, i: int) -> None:
+    """The second step: go to the first entry that may be key ``i``'s; asks for the line of the key it leads to."""
+    j = i & _RING_MASK
+    base, tag = aims[j, _BASE], np.uint32(aims[j, _HASH]) & tag_mask
+    at = _candidate(pool, base, aims[j, _MASK], aims[j, _AT], tag, tag_mask)
+    prefetch(column, np.int64(pool[base + at] & ~tag_mask) - 1)
+    aims[j, _AT] = at
+
+
+@inlined
+def _arrive(pool: Entries, column: Keys, key: np.uint64, tag_mask: np.uint32, aims: Aims, i: int) -> np.int64:
+    """The third step: the slot of ``key``, which is key ``i``, or MISSING."""
+    j = i & _RING_MASK
+    base, tag = aims[j, _BASE], np.uint32(aims[j, _HASH]) & tag_mask
+    at = _locate(pool, column, key, base, aims[j, _MASK], aims[j, _AT], tag, tag_mask)
+    return np.int64(pool[base + at] & ~tag_mask) - 1
 
 
 @kernel(i64(inp(u32), inp(i32), inp(u64), inp(u64), out(i32), u64, u64, u64, u32))
@@ -144,99 +163,27 @@ def _find(
     tag_mask: np.uint32,
 ) -> int:
     """Fill ``slots`` (MISSING where unknown); returns how many are missing."""
-    bases, masks, at = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    tags = np.empty(_BLOCK, np.uint32)
+    aims = np.empty((_RING, _FIELDS), np.uint64)
+    count = keys.shape[0]
     missing = 0
-    for first in range(0, keys.shape[0], _BLOCK):
-        last = min(first + _BLOCK, keys.shape[0])
-        _approach(
-            pool,
-            directory,
-            column,
-            keys,
-            first,
-            last,
-            salt,
-            shift,
-            unit_bits,
-            tag_mask,
-            bases,
-            masks,
-            at,
-            tags,
-        )
-        for j in range(last - first):
-            found = _locate(pool, column, keys[first + j], bases[j], masks[j], at[j], tags[j], tag_mask)
-            slot = np.int64(pool[bases[j] + found] & ~tag_mask) - 1
-            slots[first + j] = slot
-            missing += slot < 0
+    for step in range(count + 2 * _AHEAD):
+        if step < count:
+            _aim(pool, directory, keys[step], salt, shift, unit_bits, aims, step)
+        i = step - _AHEAD
+        if 0 <= i < count:
+            _approach(pool, column, tag_mask, aims, i)
+        i = step - 2 * _AHEAD
+        if i >= 0:
+            slot = _arrive(pool, column, keys[i], tag_mask, aims, i)
+            slots[i] = slot
+            missing += int(slot < 0)
     return missing
 
 
 @kernel(
     i64(
-        inp(u32), inp(i32), inp(u64), inp(u64), out(i32), inp(f32, 2), out(f32, 2), u64, u64, u64, u32
-    )
-)  # fmt: skip
-def _gather(
-    pool: Entries,
-    directory: Slots,
-    column: Keys,
-    keys: Keys,
-    slots: Slots,
-    values: Rows,
-    rows: Rows,
-    salt: np.uint64,
-    shift: np.uint64,
-    unit_bits: np.uint64,
-    tag_mask: np.uint32,
-) -> int:
-    """What ``_find`` does, and copies the row of ``values`` of each key that is known."""
-    bases, masks, at = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    tags = np.empty(_BLOCK, np.uint32)
-    dim = values.shape[1]
-    whole = dim - dim % 16
-    ahead = min(dim, 16 * _ROW_LINES)
-    missing = 0
-    for first in range(0, keys.shape[0], _BLOCK):
-        last = min(first + _BLOCK, keys.shape[0])
-        _approach(
-            pool,
-            directory,
-            column,
-            keys,
-            first,
-            last,
-            salt,
-            shift,
-            unit_bits,
-            tag_mask,
-            bases,
-            masks,
-            at,
-            tags,
-        )
-        for j in range(last - first):
-            slot = np.int64(pool[bases[j] + at[j]] & ~tag_mask) - 1
-            for c in range(0, ahead, 16):
-                prefetch(values, slot * dim + c)
-        for j in range(last - first):
-            found = _locate(pool, column, keys[first + j], bases[j], masks[j], at[j], tags[j], tag_mask)
-            slot = np.int64(pool[bases[j] + found] & ~tag_mask) - 1
-            slots[first + j] = slot
-            if slot < 0:
-                missing += 1
-                continue
-            for c in range(0, whole, 16):
-                copy_line(rows, (first + j) * dim + c, values, slot * dim + c)
-            for c in range(whole, dim):
-                rows[first + j, c] = values[np.uint64(slot), c]
-    return missing
-
-
-@kernel(
-    i64(
-        out(u32), inp(i32), out(i64), out(u64), out(u64), out(i64), inp(u64), out(i32), i64, u64, u64, u64, u32
+        out(u32), inp(i32), out(i64), out(u64), out(u64), out(i64), inp(u64), out(i32), i64,
+        u64, u64, u64, u32,
     )
 )  # fmt: skip
 def _insert(
@@ -257,55 +204,53 @@ def _insert(
     """Fill ``slots`` from ``start`` on, giving unknown keys the slot freed last or the next; where a key is
     given one, ``~slot`` is written. Returns where it stopped: at the end, or at an unknown key whose segment
     is full."""
-    bases, masks, at = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    tags = np.empty(_BLOCK, np.uint32)
-    for first in range(start, keys.shape[0], _BLOCK):
-        last = min(first + _BLOCK, keys.shape[0])
-        _approach(
-            pool,
-            directory,
-            column,
-            keys,
-            first,
-            last,
-            salt,
-            shift,
-            unit_bits,
-            tag_mask,
-            bases,
-            masks,
-            at,
-            tags,
-        )
-        for j in range(last - first):
-            key, base, mask = keys[first + j], bases[j], masks[j]
-            # What came before in this block may have filled the place, but never emptied one.
-            found = _locate(pool, column, key, base, mask, at[j], tags[j], tag_mask)
-            entry = pool[base + found]
-            if entry != 0:
-                slots[first + j] = np.int64(entry & ~tag_mask) - 1
-                continue
-            if filled[base >> unit_bits] >= np.int64(mask - (mask >> _TWO)):
-                return first + j
-            if counts[_FREE_COUNT] > 0:
-                slot = counts[_FREE_HEAD]
-                counts[_FREE_HEAD] = np.int64(column[slot])
-                counts[_FREE_COUNT] -= 1
-            else:
-                slot = counts[_NEXT]
-                counts[_NEXT] += 1
-            counts[_COUNT] += 1
-            filled[base >> unit_bits] += 1
-            column[slot] = key
-            live[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
-            pool[base + found] = tags[j] | np.uint32(slot + 1)
-            slots[first + j] = ~slot
-    return keys.shape[0]
+    aims = np.empty((_RING, _FIELDS), np.uint64)
+    count = keys.shape[0]
+    next_slot, free_count, free_head = counts[_NEXT], counts[_FREE_COUNT], counts[_FREE_HEAD]
+    added = 0
+    stopped: int = count
+    for step in range(start, count + 2 * _AHEAD):
+        if step < count:
+            _aim(pool, directory, keys[step], salt, shift, unit_bits, aims, step)
+        i = step - _AHEAD
+        if start <= i < count:
+            _approach(pool, column, tag_mask, aims, i)
+        i = step - 2 * _AHEAD
+        if i < start:
+            continue
+        j = i & _RING_MASK
+        base, mask, tag = aims[j, _BASE], aims[j, _MASK], np.uint32(aims[j, _HASH]) & tag_mask
+        # Keys just before this one may have filled the place that it approached, but never emptied one.
+        at = _locate(pool, column, keys[i], base, mask, aims[j, _AT], tag, tag_mask)
+        entry = pool[base + at]
+        if entry != 0:
+            slots[i] = np.int64(entry & ~tag_mask) - 1
+            continue
+        unit = base >> unit_bits
+        if filled[unit] >= np.int64(mask - (mask >> _TWO)):
+            stopped = i
+            break
+        if free_count > 0:
+            slot = free_head
+            free_head = np.int64(column[slot])
+            free_count -= 1
+        else:
+            slot = next_slot
+            next_slot += 1
+        added += 1
+        filled[unit] += 1
+        column[slot] = keys[i]
+        live[slot >> 6] |= _ONE << np.uint64(slot & 63)
+        pool[base + at] = tag | np.uint32(slot + 1)
+        slots[i] = ~slot
+    counts[_NEXT], counts[_FREE_COUNT], counts[_FREE_HEAD] = next_slot, free_count, free_head
+    counts[_COUNT] += added
+    return stopped
 
 
 @kernel(
     void(out(u32), inp(i32), out(i64), out(u64), out(u64), out(i64), inp(u64), out(i32), u64, u64, u64, u32)
-)  # fmt: skip
+)
 def _delete(
     pool: Entries,
     directory: Slots,
@@ -322,56 +267,46 @@ def _delete(
 ) -> None:
     """Remove ``keys``; ``slots`` gets the slot that each had (MISSING where unknown). A free slot's key is the
     slot freed before it."""
-    bases, masks, at = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    tags = np.empty(_BLOCK, np.uint32)
-    for first in range(0, keys.shape[0], _BLOCK):
-        last = min(first + _BLOCK, keys.shape[0])
-        _approach(
-            pool,
-            directory,
-            column,
-            keys,
-            first,
-            last,
-            salt,
-            shift,
-            unit_bits,
-            tag_mask,
-            bases,
-            masks,
-            at,
-            tags,
-        )
-        for j in range(last - first):
-            key, base, mask = keys[first + j], bases[j], masks[j]
-            # Earlier removals of this block may have shifted the entry back: search from its home again.
-            home = mix(key ^ salt) & mask
-            hole = _locate(pool, column, key, base, mask, home, tags[j], tag_mask)
-            slot = np.int64(pool[base + hole] & ~tag_mask) - 1
-            slots[first + j] = slot
-            if slot < 0:
-                continue
-            # An entry may fill the hole unless its home lies cyclically after the hole (Knuth, 6.4, algorithm R).
-            follower = hole
-            while True:
-                follower = (follower + _ONE) & mask
-                entry = pool[base + follower]
-                if entry == 0:
-                    break
-                home = mix(column[np.uint64(entry & ~tag_mask) - _ONE] ^ salt) & mask
-                if ((follower - home) & mask) >= ((follower - hole) & mask):
-                    pool[base + hole] = entry
-                    hole = follower
-            pool[base + hole] = 0
-            filled[base >> unit_bits] -= 1
-            counts[_COUNT] -= 1
-            live[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
-            column[slot] = np.uint64(counts[_FREE_HEAD])
-            counts[_FREE_HEAD] = slot
-            counts[_FREE_COUNT] += 1
+    aims = np.empty((_RING, _FIELDS), np.uint64)
+    count = keys.shape[0]
+    for step in range(count + 2 * _AHEAD):
+        if step < count:
+            _aim(pool, directory, keys[step], salt, shift, unit_bits, aims, step)
+        i = step - _AHEAD
+        if 0 <= i < count:
+            _approach(pool, column, tag_mask, aims, i)
+        i = step - 2 * _AHEAD
+        if i < 0:
+            continue
+        j = i & _RING_MASK
+        base, mask, tag = aims[j, _BASE], aims[j, _MASK], np.uint32(aims[j, _HASH]) & tag_mask
+        # Removals just before this one may have shifted its entry back: search from its home again.
+        hole = _locate(pool, column, keys[i], base, mask, aims[j, _HASH] & mask, tag, tag_mask)
+        slot = np.int64(pool[base + hole] & ~tag_mask) - 1
+        slots[i] = slot
+        if slot < 0:
+            continue
+        # An entry may fill the hole unless its home lies cyclically after the hole (Knuth, 6.4, algorithm R).
+        at = hole
+        while True:
+            at = (at + _ONE) & mask
+            entry = pool[base + at]
+            if entry == 0:
+                break
+            home = mix(column[np.uint64(entry & ~tag_mask) - _ONE] ^ salt) & mask
+            if ((at - home) & mask) >= ((at - hole) & mask):
+                pool[base + hole] = entry
+                hole = at
+        pool[base + hole] = 0
+        filled[base >> unit_bits] -= 1
+        counts[_COUNT] -= 1
+        live[slot >> 6] &= ~(_ONE << np.uint64(slot & 63))
+        column[slot] = np.uint64(counts[_FREE_HEAD])
+        counts[_FREE_HEAD] = slot
+        counts[_FREE_COUNT] += 1
 
 
-@kernel(i64(inp(u32), out(u32), inp(u64), u64, u64, u64, u64, u64, u32))
+@kernel(i64(out(u32), out(u32), inp(u64), u64, u64, u64, u64, u64, u32))
 def _distribute(
     old: Entries,
     pool: Entries,
@@ -383,26 +318,28 @@ def _distribute(
     salt: np.uint64,
     tag_mask: np.uint32,
 ) -> int:
-    """Enter the ``old`` entries into the empty segments that begin at ``low`` and ``high`` (may be the same),
-    by ``bit`` of their hash. Returns how many went to ``high``."""
-    raised = 0
+    """Enter the ``old`` entries (used up) into the empty segments that begin at ``low`` and ``high`` (may be the
+    same), by the hash's bit number ``bit``. Returns how many went to ``high``."""
+    # What could be branches here would be unpredictable ones.
+    count = 0
     for i in range(old.shape[0]):
-        ahead = i + 32
-        if ahead < old.shape[0]:
-            prefetch(column, np.int64(old[ahead] & ~tag_mask) - 1)
         entry = old[i]
-        if entry == 0:
-            continue
+        old[count] = entry
+        count += int(entry != 0)
+    raised = np.uint64(0)
+    for i in range(count):
+        # Past the last one this asks for lines of entries used up: no harm.
+        prefetch(column, np.int64(old[min(i + _AHEAD, count - 1)] & ~tag_mask) - 1)
+        entry = old[i]
         key_hash = mix(column[np.uint64(entry & ~tag_mask) - _ONE] ^ salt)
-        base = low
-        if key_hash & bit != 0:
-            base = high
-            raised += 1
+        upper = (key_hash >> bit) & _ONE
+        raised += upper
+        base = low + upper * (high - low)
         at = key_hash & mask
         while pool[base + at] != 0:
             at = (at + _ONE) & mask
         pool[base + at] = entry
-    return raised
+    return int(raised)
 
 
 @kernel(i64(inp(u64), i64, i64, out(i32)))
@@ -411,7 +348,7 @@ def _live(live: Keys, first: int, last: int, slots: Slots) -> int:
     found = 0
     for slot in range(first, last):
         slots[found] = slot
-        found += np.int64((live[slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1))
+        found += int((live[slot >> 6] >> np.uint64(slot & 63)) & _ONE != 0)
     return found
 
 
@@ -486,11 +423,8 @@ class KeyIndex:
         # The kernel does not look at bounds.
         if rows.shape != (len(keys), values.shape[1]) or len(values) < self.slots:
             raise ValueError(f"values {values.shape} and rows {rows.shape} do not fit {len(keys)} keys")
-        slots = np.empty(len(keys), np.int32)
-        missing = _gather(
-            self._pool.array, self._directory, self._column.array, keys, slots, values, rows,
-            self._salt, self._shift, self._unit_bits, self._tag_mask,
-        )  # fmt: skip
+        slots, missing = self.find(keys)
+        gather(values, slots, rows)
         return slots, missing
 
     def live(self, first: int, count: int) -> Slots:
@@ -606,7 +540,7 @@ class KeyIndex:
         raised = _distribute(
             old, pool, self._column.array, np.uint64(low << bits), np.uint64(high << bits),
             np.uint64((1 << bits + doublings) - 1),
-            np.uint64(1 << 64 - depth if depth else 0), self._salt, self._tag_mask,
+            np.uint64(64 - depth if low != high else 0), self._salt, self._tag_mask,
         )  # fmt: skip
         self._filled[low] = count - raised
         self._filled[high] = raised if high != low else count

@@ -5,7 +5,8 @@ numba's cache, so no request ever waits for a compiler, and no odd array makes a
 Inputs are typed read-only, which accepts writable arrays too; arrays that came off the wire are read-only.
 
 numba's cache looks at a kernel's own file only. Kernels therefore call nothing from other modules but
-``mix``, which can never change, as stored values depend on it, and the two intrinsics below, which have nothing to change.
+``mix``, which can never change, as stored values depend on it, and the intrinsics below, which have nothing
+to change.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def kernel(signature: Type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return njit(signature, cache=True, nogil=True, error_model="numpy")
 
 
-inlined: Final[Callable[[Callable[P, R]], Callable[P, R]]] = njit(inline="always", error_model="numpy")
-"""For parts that kernels of the same module share. They become a kernel's own text before it is compiled, where a
-call would count references to each array that it is given, every time."""
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """For what kernels of one module share: it becomes part of a kernel before that is compiled. Calling a
+    kernel from another one would count references to each array, every time."""
+    return njit(inline="always", error_model="numpy")(function)
 
 
 @kernel(u64(u64))
@@ -65,7 +67,7 @@ def mix(z: np.uint64) -> np.uint64:
     return z ^ (z >> np.uint64(31))
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of element ``index`` (int64) of a C-contiguous ``array``, counted flat, to read it
     soon. Only a hint: nothing is read, so an index outside the array does no harm.
@@ -90,7 +92,7 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def copy_line(typing_context: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
     """Copy 16 float32, a cache line's worth, from element ``start`` (int64) of a C-contiguous ``source`` to element
     ``to`` of ``target``, both counted flat. Bounds are not looked at.

@@ -265,3 +265,66 @@ class ReferenceTable:
             return known
         state = np.zeros(self.spec.state_dim, np.float32)
         return ReferenceRow(initial_rows(self.spec, [key])[0], state, (0, 0))
+
+
+class ReferenceIndex:
+    """``KeyIndex`` as a dict and lists."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._keys: list[int] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def slots(self) -> int:
+        """One more than the largest slot ever given out."""
+        return len(self._keys)
+
+    @property
+    def keys(self) -> Keys:
+        """The key of each slot; of a free slot, the one that it had last."""
+        return np.array(self._keys, np.uint64)
+
+    def find(self, keys: Keys) -> tuple[Slots, int]:
+        """The slot of each key, -1 where unknown, and how many are unknown."""
+        slots = np.array([self._slots.get(key, -1) for key in keys.tolist()], np.int32)
+        return slots, int((slots < 0).sum())
+
+    def gather(self, keys: Keys, values: Rows, rows: Rows) -> tuple[Slots, int]:
+        """What ``find`` returns; copies the rows of known keys."""
+        slots, missing = self.find(keys)
+        for i, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                rows[i] = values[slot]
+        return slots, missing
+
+    def live(self, first: int, count: int) -> Slots:
+        """The slots of [first, first + count) that hold a key."""
+        taken = sorted(slot for slot in self._slots.values() if first <= slot < first + count)
+        return np.array(taken, np.int32)
+
+    def reserve(self, extra: int) -> None:
+        """Lists grow by themselves."""
+
+    def insert(self, keys: Keys) -> Slots:
+        """The slot of each key; unknown ones get the slot freed last, or else the next."""
+        slots = []
+        for key in keys.tolist():
+            slot = self._slots.get(key)
+            if slot is None:
+                slot = self._free.pop() if self._free else len(self._keys)
+                if slot == len(self._keys):
+                    self._keys.append(key)
+                self._slots[key] = slot
+                self._keys[slot] = key
+            slots.append(slot)
+        return np.array(slots, np.int32)
+
+    def delete(self, keys: Keys) -> Slots:
+        """Remove keys; returns the slot of each, -1 where unknown."""
+        slots = [self._slots.pop(key, -1) for key in keys.tolist()]
+        self._free += [slot for slot in slots if slot >= 0]
+        return np.array(slots, np.int32)

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, overload
 
 from numba.core.types import Type as Type
 
@@ -8,6 +8,9 @@ R = TypeVar("R")
 
 __version__: str
 
+@overload
+def njit(*, inline: str, error_model: str = ...) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@overload
 def njit(
     signature: Type | Sequence[Type] | str,
     *,
