@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket as sockets
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Final
 
 import numpy as np
 import pytest
@@ -224,3 +227,41 @@ def _root(array: np.ndarray) -> object:
     while isinstance(base, np.ndarray):
         base = base.base
     return base.obj if isinstance(base, memoryview) else base
+
+
+_OUT_OF_DESCRIPTORS: Final = """
+import os, resource, sys
+from services.rpc import RpcServer
+server = RpcServer("127.0.0.1:0")
+print(server.port, flush=True)
+room = len(os.listdir("/proc/self/fd")) + 20
+resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
+while True:
+    server.wait(0.05)
+    while (call := server.take()) is not None:
+        server.answer(call, b"")
+        if call.request.method == "end":
+            server.wait(0.2)
+            server.close()
+            sys.exit()
+"""
+
+
+def test_a_server_out_of_descriptors_answers_whom_it_has_and_recovers() -> None:
+    """More connections than the system allows; those that never speak are dropped after a while."""
+    command = [sys.executable, "-c", _OUT_OF_DESCRIPTORS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        address = f"127.0.0.1:{port}"
+        with closing(RpcClient()) as early, closing(RpcClient()) as late:
+            assert address in early.exchange({address: Outgoing("m", b"")}, 5.0)
+            idle = [sockets.create_connection(("127.0.0.1", port)) for _ in range(60)]
+            assert address not in late.exchange({address: Outgoing("m", b"")}, 0.3)
+            for _ in range(20):
+                assert address in early.exchange({address: Outgoing("m", b"")}, 1.0)
+            for one in idle:
+                one.close()
+            assert address in late.exchange({address: Outgoing("m", b"")}, 10.0)
+            early.exchange({address: Outgoing("end", b"")}, 5.0)
+        assert process.wait(10) == 0
