@@ -3,8 +3,9 @@
 The owner's loop calls ``wait`` and then ``take`` until nothing is left; ``answer`` and ``fail`` may come at
 any time after (a long poll keeps its Call). Used by one thread.
 
-Codes of failures that come from here: ``busy`` (the queue is full; try again), ``late`` (the caller's time
-was up before its turn), ``too-large`` (no message can hold the answer; ask for less).
+Codes of failures that come from here: ``busy`` (the queue of requests, or that of answers to this peer, is full;
+try again), ``late`` (the caller's time was up before its turn), ``too-large`` (no message can hold the answer; ask
+for less).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from services.rpc.codec import (
 from services.rpc.connections import ConnectionCounts, Connections
 from services.rpc.errors import MalformedMessage, MessageTooLarge
 from services.rpc.gate import DOMAIN, Gate
+from services.rpc.outbox import Outbox
 from services.rpc.queue import FairQueue
 from services.rpc.security import Security
 
@@ -55,7 +57,8 @@ class Call:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """What a server saw. ``unsent_total``: answers to peers that are gone or do not read."""
+    """What a server saw. ``unsent_total``: answers to peers that are gone, or read none. ``held_back_total``:
+    answers to peers that read too slowly, who were told ``busy`` instead."""
 
     received_total: int = 0
     malformed_total: int = 0
@@ -63,15 +66,18 @@ class ServerCounts:
     late_total: int = 0
     unsent_total: int = 0
     too_large_total: int = 0
+    held_back_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds: requests and bytes in the queue, messages waiting for one slow peer."""
+    """Bounds: requests and bytes in the queue; messages and bytes on their way to one slow peer, bytes to all."""
 
     queue: int = 1_024
     queue_bytes: int = 512 * 2**20
     per_peer: int = 1_000
+    per_peer_bytes: int = 128 * 2**20
+    sending_bytes: int = 512 * 2**20
 
 
 class RpcServer:
@@ -94,6 +100,7 @@ class RpcServer:
         self._limits = limits or ServerLimits()
         self._monotonic = monotonic
         self._queue: FairQueue[Call] = FairQueue(self._limits.queue, self._limits.queue_bytes)
+        self._outbox = Outbox(self._limits.per_peer_bytes, self._limits.sending_bytes)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate: Gate | None = None
@@ -196,8 +203,16 @@ class RpcServer:
             # The peer asked for it, so it is told, and the server goes on.
             self.counts.too_large_total += 1
             frames = encode(Failure(message.id, TOO_LARGE, f"the answer would be {error}; ask for less"))
+        size = sum(len(frame) for frame in frames)
+        if not self._outbox.has_room(peer, size):
+            self.counts.held_back_total += 1
+            text = f"answers of more than {self._limits.per_peer_bytes} bytes wait for you to read them"
+            frames, size = encode(Failure(message.id, BUSY, text)), 0
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            large = size >= zmq.COPY_THRESHOLD
+            tracker = self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False, track=large)
+            if large and tracker is not None:
+                self._outbox.sent(peer, tracker, size)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket as sockets
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rpc import echo, serving, until
 
-from services.rpc import Call, Outgoing, Reply, Request, RpcClient, RpcServer, ServerLimits
-from services.rpc.codec import encode
+from services.rpc import Call, Failure, Outgoing, Reply, Request, RpcClient, RpcServer, ServerLimits
+from services.rpc.codec import decode, encode
+from services.rpc.outbox import Outbox
 from services.rpc.queue import FairQueue
 from services.rpc.server import LOOK
 
@@ -186,6 +188,78 @@ def knock(port: int, times: int) -> None:
         knocking.connect_ex(("127.0.0.1", port))
         time.sleep(0.0002)
         knocking.close()
+
+
+class _Sent:
+    """A message that has left once a test says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class TestOutbox:
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(1, 40), st.booleans()), max_size=60
+        ),
+        st.randoms(use_true_random=False),
+    )
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    def test_bounds_hold_but_for_one_answer_to_each(
+        self, steps: list[tuple[bytes, int, bool]], rng: random.Random
+    ) -> None:
+        outbox, waiting = Outbox(50, 80), list[tuple[bytes, int, _Sent]]()
+        for peer, size, some_leave in steps:
+            if some_leave and waiting:
+                rng.choice(waiting)[2].done = True
+            mine = [one for one in waiting if one[0] == peer]
+            # Messages to one peer leave in their order.
+            while mine and mine[0][2].done:
+                waiting.remove(mine.pop(0))
+            if outbox.has_room(peer, size):
+                assert not mine or sum(one[1] for one in mine) + size <= 50
+                sent = _Sent()
+                outbox.sent(peer, sent, size)
+                waiting.append((peer, size, sent))
+            else:
+                assert mine, "a first answer is always sent"
+        for _, _, sent in waiting:
+            sent.done = True
+        for peer in (b"a", b"b", b"c"):
+            assert outbox.has_room(peer, 50)
+        assert outbox.size == 0
+
+    def test_peers_that_are_gone_are_forgotten(self) -> None:
+        outbox, gone = Outbox(50, 80), _Sent()
+        outbox.sent(b"gone", gone, 50)
+        gone.done = True
+        outbox.sent(b"new", _Sent(), 10)
+        assert outbox.size == 10
+
+    def test_who_asks_and_never_reads_is_held_back(self) -> None:
+        """It asks for 200 MB. Nobody else notices, and once it reads, it finds answers and refusals."""
+        large = np.zeros(2**20, np.uint8)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        deaf = context.socket(zmq.DEALER)
+        deaf.setsockopt(zmq.RCVHWM, 1)
+        limits = ServerLimits(per_peer_bytes=8 * 2**20)
+        with (
+            serving(lambda server, call: server.answer(call, b"", (large,)), limits) as (server, address),
+            closing(RpcClient()) as client,
+        ):
+            deaf.connect(f"tcp://{address}")
+            for number in range(200):
+                deaf.send_multipart(encode(Request(number, "m", 60_000, b"")))
+            until(lambda: server.counts.held_back_total > 100)
+            for _ in range(20):
+                assert isinstance(client.exchange({address: Outgoing("m", b"")}, 2.0)[address], Reply)
+            found = [decode(deaf.recv_multipart()) for _ in range(200)]
+            held_back = [message for message in found if isinstance(message, Failure)]
+            assert {message.code for message in held_back} == {"busy"}
+            assert len(held_back) == server.counts.held_back_total
+            assert server.counts.unsent_total == 0
+        deaf.close(0)
+        context.term()
 
 
 class TestZeroCopy:
