@@ -33,6 +33,9 @@ Arrays = list[tuple[Keys, Rows]]
 CHANGE_CAPACITY = 262_144
 MAX_GRAVES = 1_048_576
 PAGE_ROWS = 65_536
+PageCursor = tuple[int, bool, int]
+"""Which table by number, whether of its graves, and from which slot on."""
+FIRST_PAGE: PageCursor = (0, False, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,23 +472,32 @@ class Shard:
             sketches={name: t.sketch.state() for name, t in self._tables.items() if t.sketch is not None},
         )
 
+    def page(
+        self, cursor: PageCursor, limit: int = PAGE_ROWS
+    ) -> tuple[StoredRows | Graves, PageCursor | None]:
+        """Copies of at most ``limit`` rows or graves from ``cursor`` on, maybe of none, and where to go on.
+
+        Pushes may go on between two pages; the copy is then whole once the deltas since ``head`` were applied
+        to it. Raises BadShape for a cursor that leads nowhere.
+        """
+        number, graves, first = cursor
+        if not 0 <= number < len(self._tables) or first < 0:
+            raise BadShape(f"no page at {cursor}: there are {len(self._tables)} tables")
+        table = list(self._tables.values())[number]
+        found, following = table.graves.page(first, limit) if graves else table.page(first, limit)
+        if following:
+            return found, (number, graves, following)
+        if not graves:
+            return found, (number, True, 0)
+        return found, (number + 1, False, 0) if number + 1 < len(self._tables) else None
+
     def pages(self, limit: int = PAGE_ROWS) -> Iterator[StoredRows | Graves]:
-        """Copies of all rows and graves, at most ``limit`` at a time. Pushes may go on between two pages; the
-        copy is then whole once the deltas since ``head`` were applied to it."""
-        for table in self._tables.values():
-            first = 0
-            while True:
-                rows, first = table.page(first, limit)
-                if len(rows.keys):
-                    yield rows
-                if not first:
-                    break
-            while True:
-                graves, first = table.graves.page(first, limit)
-                if len(graves.keys):
-                    yield graves
-                if not first:
-                    break
+        """All pages that hold something, one after the other."""
+        cursor: PageCursor | None = FIRST_PAGE if self._tables else None
+        while cursor is not None:
+            found, cursor = self.page(cursor, limit)
+            if len(found.keys):
+                yield found
 
     def state(self) -> ShardState:
         """Everything at once: consistent, and independent of later writes."""

@@ -187,6 +187,68 @@ class ChangesReply(Wire):
     deltas: list[ShardDelta]
 
 
+class TailShard(Wire):
+    """One shard that the asking server follows. ``stream``: whose numbers ``number`` (the newest step that it
+    has) and ``held`` (the newest that it and those behind it have) are; 0: it wants to join, and has the steps
+    up to ``positions``: model → (epoch, position)."""
+
+    shard: int
+    stream: int
+    number: int
+    held: int
+    positions: dict[str, tuple[int, int]] = {}
+
+
+class TailRequest(Wire):
+    """Parks for at most ``wait_ms`` until a shard has a step that ``server`` does not have."""
+
+    server: str
+    shards: list[TailShard]
+    wait_ms: int
+
+
+class SentStep(Wire):
+    """A delta: its model, its header and how many arrays belong to it (``sync.wire``)."""
+
+    model: str
+    header: bytes
+    arrays: int
+
+
+class TailedShard(Wire):
+    """The steps after ``number``, of which ``newest`` is the last; or the models that have to be copied first."""
+
+    shard: int
+    stream: int
+    number: int = 0
+    steps: list[SentStep] = []
+    copy: list[str] = []
+    newest: int = 0
+
+
+class TailReply(Wire):
+    """Arrays: those of every step, in turn."""
+
+    shards: list[TailedShard]
+
+
+class CopyRequest(Wire):
+    """A piece of a shard: its head where ``cursor`` is None, else rows or graves from there on."""
+
+    model: str
+    shard: int
+    cursor: tuple[int, bool, int] | None
+
+
+class CopyReply(Wire):
+    """Arrays: those of the record. ``cursor``: where to go on; None: this was the last piece. ``position``: the
+    newest step now; the copy is whole once it has it too."""
+
+    header: bytes
+    cursor: tuple[int, bool, int] | None
+    position: int
+
+
 class DescribeRequest(Wire):
     pass
 

@@ -1,0 +1,250 @@
+"""The server's thread that talks to the coordination store: sees the map and the members, holds elections.
+
+It decides nothing about rows. What it sees goes to the loop (``Cluster.orders``); what the loop wants written
+comes back (``Cluster.reports``). Without the store everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from services.coordination.contract import Coordination, CoordinationError
+from services.coordination.membership import Member, members
+from services.coordination.shardmap import Place, ShardMap, change_shard_map, read_shard_map
+from services.parameter_server.cluster import (
+    Cluster,
+    ClusterConfig,
+    HandOver,
+    JoinChain,
+    Report,
+    Seen,
+    Stand,
+    Standing,
+)
+from services.parameter_server.election import (
+    PREFIX,
+    Election,
+    Vote,
+    elected,
+    leaderless,
+    vote_key,
+)
+
+SERVICE: Final = "parameter-server"
+LOOK_S: Final = 0.2
+"""How often the store is looked at where nothing happens; an election looks every ``HURRY_S``."""
+HURRY_S: Final = 0.03
+_log = logging.getLogger(__name__)
+
+
+class Control:
+    """Runs until ``close``. ``noted_fence``: the largest fence that this server led under, as it remembers."""
+
+    def __init__(
+        self,
+        store: Coordination,
+        cluster: Cluster,
+        noted_fence: int = 0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._cluster, self._noted = store, cluster, noted_fence
+        self._config: ClusterConfig = cluster.config
+        self._monotonic = monotonic
+        self._since: dict[int, tuple[int, float]] = {}
+        """By shard, of which fence there has been no leader, and since when."""
+        self._standing: dict[int, Standing] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and wait for it."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        failing = False
+        while not self._closing.is_set():
+            hurry = False
+            try:
+                hurry = self.look()
+                failing = False
+            except CoordinationError as error:
+                if not failing:
+                    _log.warning("the coordination store cannot be asked now: %s", error)
+                failing = True
+            with suppress(queue.Empty):
+                self._take(self._cluster.reports.get(timeout=HURRY_S if hurry else LOOK_S))
+
+    def look(self) -> bool:
+        """Look at the store once, tell the loop, and do what is due. Whether an election is on. Raises
+        CoordinationError."""
+        found = read_shard_map(self._store)
+        if found is None:
+            return False
+        there = {member.name: member for member in members(self._store, SERVICE)}
+        own = there.get(self._config.name)
+        if own is None or own.incarnation == self._config.incarnation:
+            self._cluster.orders.put(Seen(found, there, self._monotonic()))
+        self._mend_chains(found, there)
+        return self._elect(found, there)
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Standing):
+            self._standing[report.shard] = report
+            return
+        try:
+            self._write(report)
+        except CoordinationError as error:
+            _log.warning("the shard map cannot be changed now: %s", error)
+
+    def _elect(self, found: ShardMap, there: Mapping[str, Member]) -> bool:
+        mine = [shard for shard in found.held_by(self._config.name) if self._votes_on(found, shard)]
+        votes = self._votes() if mine else {}
+        open_shards = [
+            shard
+            for shard in mine
+            if leaderless(found.places[shard], there) or _begun(found.places[shard], votes.get(shard, ()))
+        ]
+        won: dict[int, list[Vote]] = {}
+        for shard in open_shards:
+            place = found.places[shard]
+            self._vote(shard, place)
+            election = Election(place, self._config.replication, self._waited_s(shard, place))
+            counted = [vote for vote in votes.get(shard, ()) if _alive(vote, there)]
+            if election.winner(counted, there) == self._config.name:
+                won[shard] = counted
+        if won:
+            self._claim(found, won)
+        return bool(open_shards)
+
+    def _votes_on(self, found: ShardMap, shard: int) -> bool:
+        return self._config.name in found.places[shard].replicas
+
+    def _votes(self) -> dict[int, list[Vote]]:
+        votes: dict[int, list[Vote]] = {}
+        for entry in self._store.scan(PREFIX):
+            shard = entry.key.removeprefix(PREFIX).partition("/")[0]
+            try:
+                votes.setdefault(int(shard), []).append(msgspec.json.decode(entry.value, type=Vote))
+            except (ValueError, msgspec.DecodeError) as error:
+                _log.warning("the vote %s cannot be read: %s", entry.key, error)
+        return votes
+
+    def _waited_s(self, shard: int, place: Place) -> float:
+        fence, since = self._since.get(shard, (-1, 0.0))
+        if fence != place.fence:
+            since = self._monotonic()
+            self._since[shard] = (place.fence, since)
+        return self._monotonic() - since
+
+    def _vote(self, shard: int, place: Place) -> None:
+        """Ask the loop how far it is, and write that down once."""
+        standing = self._standing.get(shard)
+        if standing is None or standing.fence != place.fence:
+            self._cluster.orders.put(Stand(shard, place.fence))
+            return
+        config = self._config
+        vote = Vote(
+            config.name,
+            config.incarnation,
+            standing.fence,
+            standing.epoch,
+            standing.steps,
+            standing.restarted,
+        )
+        key, value = vote_key(shard, config.name), msgspec.json.encode(vote)
+        known = self._store.get(key)
+        if known is None or known.value != value:
+            self._store.put(key, value)
+
+    def _claim(self, found: ShardMap, won: Mapping[int, Sequence[Vote]]) -> None:
+        """Write down that this server leads these shards, where nobody was faster."""
+        name = self._config.name
+        # Also where the store was lost and begun anew: fences only grow.
+        least = 1 + max([self._noted, *(vote.epoch for votes in won.values() for vote in votes)])
+
+        def claimed(current: ShardMap) -> ShardMap | None:
+            epoch = max(current.epoch + 1, least)
+            places = {
+                shard: elected(current.places[shard], _of(name, votes), votes, epoch)
+                for shard, votes in won.items()
+                if current.places[shard].fence == found.places[shard].fence
+            }
+            return current.change(places, least_epoch=epoch) if places else None
+
+        change_shard_map(self._store, claimed)
+
+    def _mend_chains(self, found: ShardMap, there: Mapping[str, Member]) -> None:
+        """Take servers that are gone out of the chains that this server leads, so that updates pass again."""
+        config = self._config
+
+        def mended(current: ShardMap) -> ShardMap | None:
+            places = {}
+            for shard in current.owned_by(config.name):
+                place = current.places[shard]
+                alive = tuple(server for server in place.chain if server in there)
+                if place.incarnation == config.incarnation and alive != place.chain and config.name in alive:
+                    places[shard] = msgspec.structs.replace(place, chain=alive)
+            return current.change(places) if places else None
+
+        if mended(found) is not None:
+            change_shard_map(self._store, mended)
+
+    def _write(self, report: HandOver | JoinChain) -> None:
+        there = {member.name: member for member in members(self._store, SERVICE)}
+
+        def changed(current: ShardMap) -> ShardMap | None:
+            place = current.places[report.shard]
+            if place.fence != report.fence or place.leader != self._config.name:
+                return None
+            if isinstance(report, JoinChain):
+                if report.server in place.chain or report.server not in there:
+                    return None
+                grown = msgspec.structs.replace(place, chain=(*place.chain, report.server))
+                return current.change({report.shard: grown})
+            to = there.get(report.to)
+            if to is None or current.moves.get(report.shard) != report.to:
+                return None
+            moves = {shard: server for shard, server in current.moves.items() if shard != report.shard}
+            moved = moved_to(place, to, current.epoch + 1)
+            return current.change({report.shard: moved}, moves)
+
+        change_shard_map(self._store, changed)
+
+
+def moved_to(place: Place, to: Member, fence: int) -> Place:
+    """``place`` once the shard is led by ``to``. A server that did not hold it takes the old leader's part."""
+    replicas, chain = place.replicas, place.chain
+    if to.name not in replicas:
+        replicas = tuple(to.name if server == place.leader else server for server in replicas)
+        chain = tuple(server for server in chain if server != place.leader)
+    if chain or place.chain:
+        chain = (to.name, *(server for server in chain if server != to.name))
+    return Place(to.name, replicas, to.incarnation, fence, chain)
+
+
+def _begun(place: Place, votes: Collection[Vote]) -> bool:
+    """Whether somebody voted in the election that follows the present leader. It is then to be finished: who
+    voted takes nothing more from that leader, even if it comes back."""
+    return any(vote.fence == place.fence for vote in votes)
+
+
+def _of(server: str, votes: Sequence[Vote]) -> Vote:
+    return next(vote for vote in votes if vote.server == server)
+
+
+def _alive(vote: Vote, there: Mapping[str, Member]) -> bool:
+    member = there.get(vote.server)
+    return member is not None and member.incarnation == vote.incarnation

@@ -1,0 +1,202 @@
+"""What this server asks of one other whose shards it follows: steps by long polls, whole shards page by page.
+
+Requests out, answers in; no socket. At most one page of a copy is on its way. A new poll may be sent while one
+waits: it carries how far those behind this server are, and the other answers the older one at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from services.parameter_server import messages as wire
+from services.parameter_server.replica import Replica, Shards
+from services.parameter_server.types import ParameterError
+from services.rpc.calls import Outgoing
+from services.rpc.codec import Array, Reply
+from sync.errors import RecordDamaged, SyncError
+from sync.records import Delta, Graves, Head, Rows
+from sync.shard import PageCursor, Shard
+from sync.wire import from_parts
+
+POLL_MS: Final = 2_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A shard that is being copied: into what, and where to go on (no ``into``: the head comes first)."""
+
+    shard: int
+    model: str
+    into: Shard | None = None
+    cursor: PageCursor | None = None
+
+
+@dataclass(slots=True)
+class Following:
+    """The steps and copies that ``name`` gets from ``server``."""
+
+    name: str
+    server: str
+    shards: Shards
+    new_stream_id: Iterator[int]
+    copied_rows_total: int = 0
+    lost_offsets_total: int = 0
+    _copy: _Copy | None = None
+    _asked: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def poll(self, replicas: Sequence[Replica], *, waiting: bool) -> Outgoing | None:
+        """The next poll for steps of ``replicas``, all of which follow the server; None while one waits there
+        and has nothing new to tell."""
+        ready = [replica for replica in replicas if not replica.to_copy]
+        state = {r.shard: (r.session, r.origin, r.holds()) for r in ready}
+        if not ready or (waiting and state == self._asked):
+            return None
+        self._asked = state
+        asked = [
+            wire.TailShard(
+                replica.shard,
+                replica.session,
+                replica.origin,
+                replica.holds(),
+                {} if replica.session else self._positions(replica.shard),
+            )
+            for replica in ready
+        ]
+        return Outgoing("tail", wire.pack(wire.TailRequest(self.name, asked, POLL_MS)))
+
+    def page(self, replicas: Sequence[Replica]) -> Outgoing | None:
+        """The next piece of a copy to ask for, if one is needed and none is on its way."""
+        if self._copy is None:
+            for replica in replicas:
+                if replica.to_copy:
+                    self._copy = _Copy(replica.shard, replica.to_copy[0])
+                    break
+        copy = self._copy
+        if copy is None:
+            return None
+        return Outgoing("copy", wire.pack(wire.CopyRequest(copy.model, copy.shard, copy.cursor)))
+
+    def failed(self) -> None:
+        """The server did not answer, or not as it should: everything is asked anew."""
+        self._copy, self._asked = None, {}
+
+    def tailed(self, reply: Reply, replicas: Mapping[int, Replica]) -> None:
+        """Take over the steps of a poll's answer. Raises what makes no sense (msgspec's errors, SyncError)."""
+        found = wire.unpack(reply.body, wire.TailReply)
+        arrays = iter(reply.arrays)
+        for tailed in found.shards:
+            steps = [(step.model, _delta(step, arrays)) for step in tailed.steps]
+            replica = replicas.get(tailed.shard)
+            if replica is not None and replica.upstream == self.server:
+                self._take(replica, tailed, steps)
+
+    def _take(self, replica: Replica, tailed: wire.TailedShard, steps: list[tuple[str, Delta]]) -> None:
+        if tailed.copy:
+            _log.info("shard %d: copying %s from %s", replica.shard, ", ".join(tailed.copy), self.server)
+            replica.session, replica.to_copy = 0, list(tailed.copy)
+            return
+        if tailed.stream != replica.session:
+            replica.join(tailed.stream, tailed.number, tailed.newest)
+        for number, (model, delta) in enumerate(steps, tailed.number + 1):
+            if number <= replica.origin:
+                continue
+            if number > replica.origin + 1 or not self._apply(replica, model, delta, number):
+                replica.session = 0
+                return
+
+    def _apply(self, replica: Replica, model: str, delta: Delta, number: int) -> bool:
+        """Let a shard take a step. False: it is of no use here, and the shard has to be joined anew."""
+        shard = self.shards.of(replica.shard).get(model)
+        if shard is None:
+            replica.to_copy = [model]
+            return False
+        if delta.position <= shard.position:
+            replica.reached(number)
+            return True
+        try:
+            shard.apply(delta)
+        except SyncError as error:
+            _log.warning("shard %d of %s cannot follow %s: %s", replica.shard, model, self.server, error)
+            replica.to_copy = [model]
+            return False
+        self.shards.took(shard, delta)
+        replica.took(model, delta, number)
+        if model in replica.unsettled and shard.position >= replica.unsettled[model]:
+            del replica.unsettled[model]
+            self.shards.settled(shard)
+        replica.reached(number)
+        return True
+
+    def paged(self, reply: Reply, replicas: Mapping[int, Replica]) -> None:
+        """Take over a piece of a copy. Raises what makes no sense (msgspec's errors, SyncError)."""
+        copy = self._copy
+        replica = None if copy is None else replicas.get(copy.shard)
+        if copy is None or replica is None or replica.upstream != self.server:
+            self._copy = None
+            return
+        found = wire.unpack(reply.body, wire.CopyReply)
+        record = from_parts(found.header, reply.arrays)
+        match record:
+            case Head() if copy.into is None:
+                copy.into = self.shards.blank(record)
+                copy.into.begin(record)
+            case Rows() if copy.into is not None:
+                copy.into.put(record)
+                self.copied_rows_total += len(record.keys)
+            case Graves() if copy.into is not None:
+                copy.into.bury(record)
+            case _:
+                raise RecordDamaged(f"{self.server} sent a {type(record).__name__} in the middle of a copy")
+        copy.cursor = found.cursor
+        if found.cursor is None:
+            self._copy = None
+            self._adopt(replica, copy.model, copy.into, found.position)
+
+    def _adopt(self, replica: Replica, model: str, copy: Shard, position: int) -> None:
+        before = self.shards.of(replica.shard).get(model)
+        if before is not None:
+            self._report_lost(before, copy)
+        self.shards.adopt(copy)
+        replica.to_copy = [other for other in replica.to_copy if other != model]
+        replica.restart(next(self.new_stream_id))
+        if copy.position >= position:
+            self.shards.settled(copy)
+        else:
+            replica.unsettled[model] = position
+
+    def _report_lost(self, before: Shard, copy: Shard) -> None:
+        """Pushes that were taken here and never reached the present leader: its version is the one that counts."""
+        for source, progress in before.pushes.progress().items():
+            lost = progress.applied - copy.applied(source)
+            if lost > 0:
+                self.lost_offsets_total += lost
+                _log.error(
+                    "shard %d of %s: offsets %d to %d of %s/%d were applied here and never replicated; they are "
+                    "lost unless their trainer sends them again",
+                    before.shard_id, before.model, copy.applied(source) + 1, progress.applied, source.log,
+                    source.partition,
+                )  # fmt: skip
+
+    def _positions(self, shard: int) -> dict[str, tuple[int, int]]:
+        return {model: (_epoch(one), one.position) for model, one in self.shards.of(shard).items()}
+
+
+def _epoch(shard: Shard) -> int:
+    """Under which epoch the newest step was taken."""
+    return shard.history[-1][0] if shard.history else 0
+
+
+def _delta(step: wire.SentStep, arrays: Iterator[Array]) -> Delta:
+    record = from_parts(step.header, list(islice(arrays, step.arrays)))
+    if not isinstance(record, Delta):
+        raise RecordDamaged(f"a {type(record).__name__} was sent as a step")
+    return record
+
+
+Foreign = (ParameterError, SyncError)
+"""What an answer that makes no sense raises, beside msgspec's own errors."""
