@@ -225,7 +225,7 @@ class Host:
     def pushes(self, request: wire.PushRequest, arrays: Sequence[Array]) -> list[tuple[Held, Push]]:
         """What a push is on each shard that it names, in that order; nothing is applied yet."""
         model = self.model(request.model)
-        self._require_incarnation(request.incarnation)
+        self.require_incarnation(request.incarnation)
         _require_once(request.shards, "shard")
         if len(request.shards) != len(request.predecessors):
             raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
@@ -257,7 +257,8 @@ class Host:
                 shares.append((part.table, _keys(keys), _floats(gradients)))
         return found
 
-    def _require_incarnation(self, expected: int) -> None:
+    def require_incarnation(self, expected: int) -> None:
+        """Raises IncarnationChanged unless this is the process that is ``expected`` (0: any)."""
         if expected not in (0, self.config.incarnation):
             raise IncarnationChanged(self.config.name, expected, self.config.incarnation)
 
@@ -282,6 +283,10 @@ class Host:
         values = held.shard.dense(request.table, published=request.published)
         generation = model.generations.get(request.table, 0)
         return wire.DenseReply(generation, _wire_marks(values.watermarks.values())), (values.values,)
+
+    def holder(self, model: str, table: str) -> Held | None:
+        """The shard of the single ``table``, if it is here. Raises ModelUnknown."""
+        return self.model(model).held.get(single_shard(table, self.config.shards))
 
     def _dense_shard(self, model: Model, table: str) -> Held:
         return self._held(model, single_shard(table, self.config.shards))

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from services.parameter_server.host import Host
 from services.parameter_server.parking import Parking
 from services.parameter_server.saver import Saver
+from services.parameter_server.steps import StepService
 from services.rpc.server import RpcServer
 
 _PREFIX = "headwater_parameters"
@@ -25,6 +26,7 @@ class ServerMetrics(Collector):
     rpc: RpcServer
     saver: Saver
     parking: Parking
+    steps: StepService
 
     def collect(self) -> Iterator[Metric]:
         """All metrics now."""
@@ -43,6 +45,7 @@ class ServerMetrics(Collector):
             "When the newest event among all pushes was accepted.",
             self.host.newest_accepted_at_ms / 1_000,
         )
+        yield from self.steps.collect()
 
     def _shards(self) -> Iterator[Metric]:
         pushes = CounterMetricFamily(

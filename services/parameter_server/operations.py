@@ -57,7 +57,8 @@ class Operation(Generic[T]):
     patient: bool = False
 
 
-def _read(server: str, reply: Reply, kind: type[W]) -> W:
+def read(server: str, reply: Reply, kind: type[W]) -> W:
+    """The message that ``server`` answered with. Raises ParametersRefused for another."""
     try:
         return wire.unpack(reply.body, kind)
     except msgspec.DecodeError as error:
@@ -76,7 +77,7 @@ def pull(route: Route, keys: Mapping[str, Keys]) -> Operation[Pulled]:
 
 
 def _pulled(route: Route, plan: PullPlan, replies: Replies) -> Pulled:
-    shards = [one for server, reply in replies.items() for one in _read(server, reply, wire.PullReply).marks]
+    shards = [one for server, reply in replies.items() for one in read(server, reply, wire.PullReply).marks]
     rows = plan.merge({server: reply.arrays for server, reply in replies.items()})
     marks = wire.least_marks(route.map.shards, {one.shard: one.marks for one in shards})
     return Pulled(rows, marks, {one.shard: one.moves for one in shards})
@@ -124,13 +125,14 @@ def push(route: Route, gradients: Gradients) -> Operation[dict[int, PushReply]]:
             0 if bound is None else bound.staleness,
         )
         requests[server] = Outgoing("push", wire.pack(request), tuple(arrays[server]))
-    return Operation("push", requests, _pushed, incarnations)
+    return Operation("push", requests, pushed, incarnations)
 
 
-def _pushed(replies: Replies) -> dict[int, PushReply]:
+def pushed(replies: Replies) -> dict[int, PushReply]:
+    """What every shard did with a push."""
     found: dict[int, PushReply] = {}
     for server, reply in replies.items():
-        response = _read(server, reply, wire.PushResponse)
+        response = read(server, reply, wire.PushResponse)
         for one in response.outcomes:
             found[one.shard] = PushReply(
                 one.status, one.applied, one.durable, response.incarnation, one.reason
@@ -147,7 +149,7 @@ def applied(route: Route, source: Source) -> Operation[dict[int, Applied]]:
     def merge(replies: Replies) -> dict[int, Applied]:
         found: dict[int, Applied] = {}
         for server, reply in replies.items():
-            response = _read(server, reply, wire.AppliedReply)
+            response = read(server, reply, wire.AppliedReply)
             for shard, offset, durable in response.shards:
                 found[shard] = Applied(offset, durable, response.incarnation)
         return dict(sorted(found.items()))
@@ -161,7 +163,7 @@ def dense(route: Route, table: str, published: bool) -> Operation[DenseSnapshot]
     body = wire.pack(wire.DenseRequest(route.declaration.model, route.map.epoch, table, published))
 
     def merge(replies: Replies) -> DenseSnapshot:
-        response = _read(server, replies[server], wire.DenseReply)
+        response = read(server, replies[server], wire.DenseReply)
         spec = route.declaration.table(table)
         (values,) = _rows(server, replies[server].arrays, [(spec.rows, spec.dim)])
         values.flags.writeable = False
@@ -176,7 +178,7 @@ def publish(route: Route, table: str) -> Operation[int]:
     body = wire.pack(wire.PublishRequest(route.declaration.model, route.map.epoch, table))
 
     def merge(replies: Replies) -> int:
-        return _read(server, replies[server], wire.PublishReply).generation
+        return read(server, replies[server], wire.PublishReply).generation
 
     return Operation("publish", {server: Outgoing("publish", body)}, merge)
 
@@ -198,7 +200,7 @@ def metrics(servers: Sequence[str]) -> Operation[dict[str, str]]:
     outgoing = Outgoing("metrics", wire.pack(wire.MetricsRequest()))
 
     def merge(replies: Replies) -> dict[str, str]:
-        return {server: _read(server, reply, wire.MetricsReply).text for server, reply in replies.items()}
+        return {server: read(server, reply, wire.MetricsReply).text for server, reply in replies.items()}
 
     return Operation("metrics", dict.fromkeys(servers, outgoing), merge)
 
@@ -209,7 +211,7 @@ def describe(servers: Sequence[str], address: Callable[[str], str]) -> Operation
 
     def merge(replies: Replies) -> list[ServerDescription]:
         return [
-            _description(_read(server, reply, wire.DescribeReply), address(server))
+            _description(read(server, reply, wire.DescribeReply), address(server))
             for server, reply in sorted(replies.items())
         ]
 
@@ -248,7 +250,7 @@ def changes(
     def merge(replies: Replies) -> list[tuple[wire.ShardCursor, ShardChanges]]:
         reply = replies[server]
         arrays = iter(reply.arrays)
-        deltas = _read(server, reply, wire.ChangesReply).deltas
+        deltas = read(server, reply, wire.ChangesReply).deltas
         return [(delta.cursor, _changes(route, server, delta, arrays)) for delta in deltas]
 
     return Operation("changes", {server: Outgoing("changes", wire.pack(request))}, merge, patient=True)

@@ -15,6 +15,8 @@ from services.parameter_server.host import Answer, Host
 from services.parameter_server.metrics import ServerMetrics, exposition
 from services.parameter_server.parking import MAX_WAIT_S, Checkpoint, Parking, Poll
 from services.parameter_server.saver import Saver
+from services.parameter_server.steps import METHODS as STEP_METHODS
+from services.parameter_server.steps import StepService
 from services.rpc.server import BUSY, Call, RpcServer
 
 TURN_S: Final = 0.005
@@ -47,7 +49,8 @@ class ParameterServer:
         self._host, self._rpc, self._saver, self._intervals = host, rpc, saver, intervals
         self._monotonic = monotonic
         self._parking = Parking()
-        self._metrics = ServerMetrics(host, rpc, saver, self._parking)
+        self._steps = StepService(host, rpc, monotonic)
+        self._metrics = ServerMetrics(host, rpc, saver, self._parking, self._steps)
         now = monotonic()
         self._next_snapshot_s = now + intervals.snapshot_s
         self._next_generation_s = now + intervals.generation_s
@@ -68,9 +71,10 @@ class ParameterServer:
         """One turn: wait for calls, answer them, wake who waits, do what is due."""
         now = self._monotonic()
         longest = IDLE_S if self._saver.idle else SAVING_S
-        self._rpc.wait(self._parking.next_s(now, longest))
+        self._rpc.wait(self._steps.next_s(self._parking.next_s(now, longest)))
         worked = self._answer_calls()
         self._keep_intervals()
+        self._steps.expire()
         if worked or self._parking.polls:
             self._wake_polls()
 
@@ -90,6 +94,8 @@ class ParameterServer:
                 self._poll(call)
             elif call.request.method == "checkpoint":
                 self._checkpoint(call)
+            elif call.request.method in STEP_METHODS:
+                self._steps.answer(call)
             else:
                 self._send(call, guarded(lambda: self._at_once(call), call.request.method))
         except Rejected as rejected:

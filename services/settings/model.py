@@ -98,6 +98,21 @@ class TrainerSettings(Section):
     """Gradients from samples."""
 
     count: Count = 1
+    """How many trainer processes `headwater up` starts; each needs a partition of its own (log.partitions)."""
+    mode: Literal["async", "sync", "backup", "hybrid"] = "async"
+    """How several trainers learn together; the same for all of them. `async`: each pushes when it is ready.
+    `sync`: all push a step together, which counts as one. `backup`: a step does not wait for the slowest.
+    `hybrid`: dense weights are summed between the trainers, embeddings pushed when ready."""
+    staleness: Annotated[int, Field(ge=0)] = 64
+    """Pushes of other trainers that a shard may have applied between a trainer's pull and its push (async, and
+    hybrid's embeddings); beyond it the micro-batch is computed again. 0: none."""
+    backup_ratio: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """In backup mode, the share of the trainers whose gradients make a step whole, rounded up; later ones are
+    dropped."""
+    step_wait: Duration = 0.02
+    """How long a trainer waits for samples before the others' step goes on without it (sync, backup, hybrid)."""
+    host: str = "127.0.0.1"
+    """The address of this trainer's machine, under which the other trainers reach it in hybrid mode."""
     commit_interval: Duration = 1.0
     nice: Annotated[int, Field(ge=0, le=19)] = 5
 

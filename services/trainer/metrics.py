@@ -25,6 +25,33 @@ class TrainerMetrics:
             "Returns to an earlier offset, since a server lost pushes.",
             registry=self.registry,
         )
+        self.stale = Counter(
+            f"{prefix}_stale",
+            "Pushes repeated since more others came between pull and push than the bound allows.",
+            registry=self.registry,
+        )
+        self.overdue = Counter(
+            f"{prefix}_overdue",
+            "Micro-batches pushed without the bound after it turned them down too often.",
+            registry=self.registry,
+        )
+        self.late = Counter(
+            f"{prefix}_late", "Steps that some server took without this trainer's gradients.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.repeats = Counter(
+            f"{prefix}_repeats", "Contributions to a step that have to be computed again.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.groups = Counter(
+            f"{prefix}_groups", "Generations of the group that this trainer has gone through.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.reloads = Counter(
+            f"{prefix}_reloads",
+            "Dense weights loaded anew since they differed from the server's.",
+            registry=self.registry,
+        )
         self.failures = Counter(
             f"{prefix}_failures", "Failures waited out, by cause.", ["cause"], registry=self.registry
         )

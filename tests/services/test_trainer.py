@@ -15,9 +15,10 @@ from models.samples import MicroBatch, encode_batch
 from models.training import RecommenderModel
 from services.messagelog.contract import Record, TopicPartition
 from services.parameter_server.types import ParametersUnavailable
-from services.trainer.main import Loop
+from services.trainer.loop import Loop
 from services.trainer.metrics import TrainerMetrics
-from services.trainer.trainer import Rewind, Trainer
+from services.trainer.partitions import Rewind
+from services.trainer.trainer import Trainer
 from sync.pushes import Source
 
 LOG = "samples-log"

@@ -11,6 +11,7 @@ from models.parameters import DENSE, ModelNeeds
 from models.samples import Watermark
 from services.parameter_server.types import (
     Applied,
+    Bound,
     DenseSnapshot,
     IncarnationChanged,
     ParametersUnavailable,
@@ -80,7 +81,7 @@ class LocalParameters:
             for n, shard in enumerate(self._shards):
                 mine = self._mine(n, table, wanted)
                 rows[table][mine] = shard.pull(table, wanted[mine])
-        return Pulled(rows, {})
+        return Pulled(rows, {}, {n: moves(shard) for n, shard in enumerate(self._shards)})
 
     def dense(self, model: str, published: bool = True, table: str = DENSE) -> DenseSnapshot:
         shard = self._shards[single_shard(table, len(self._shards))]
@@ -103,6 +104,7 @@ class LocalParameters:
         parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
         *,
         incarnations: Mapping[int, int] | None = None,
+        bound: Bound | None = None,
     ) -> dict[int, PushReply]:
         replies = {}
         for n in range(len(self._shards)):
@@ -110,6 +112,11 @@ class LocalParameters:
             shard = self._shards[n]
             if incarnations is not None and incarnations[n] != shard.incarnation:
                 raise IncarnationChanged(f"shard {n}", incarnations[n], shard.incarnation)
+            done = shard.applied(source)
+            if bound is not None and offset > done and moves(shard) - bound.seen[n] > bound.staleness:
+                durable = self._durable[n].get(source, -1)
+                replies[n] = PushReply("stale", done, durable, shard.incarnation)
+                continue
             mark = None
             if watermark is not None:
                 mark = pushes.Watermark(
@@ -138,3 +145,8 @@ class LocalParameters:
 
     def unavailable(self) -> ParametersUnavailable:
         return ParametersUnavailable("push", ("parameter-server-0",), 0.0)
+
+
+def moves(shard: Shard) -> int:
+    """How many pushes moved the shard's offsets."""
+    return shard.counts.applied_total + shard.counts.refused_total
