@@ -59,8 +59,7 @@ class GrowingArray(Generic[S]):
         if self._map is None:
             self.array = np.zeros((rows, *self._row_shape), self._dtype)
         else:
-            flat: npt.NDArray[S] = np.frombuffer(self._map, self._dtype, count)
-            self.array = flat.reshape(rows, *self._row_shape)
+            self.array = self._view(self._map, rows)
 
     def _moved(self, size: int) -> mmap.mmap:
         """A mapping of ``size`` bytes with the contents of the present one."""
@@ -74,14 +73,21 @@ class GrowingArray(Generic[S]):
             return old
         except (BufferError, SystemError):  # a view is alive, or the system cannot move mappings
             new = _mapping(size)
-            new[: len(old)] = old[:]
+            new[: len(old)] = memoryview(old)
             return new
-        except BaseException:
-            self.array = np.frombuffer(old, self._dtype, rows * math.prod(self._row_shape)).reshape(
-                rows, *self._row_shape
-            )
-            raise
+        except OSError as error:
+            raise MemoryError(f"{size} bytes are not to be had: {error}") from error
+        finally:
+            self.array = self._view(old, rows)
+
+    def _view(self, mapping: mmap.mmap, rows: int) -> npt.NDArray[S]:
+        count = rows * math.prod(self._row_shape)
+        flat: npt.NDArray[S] = np.frombuffer(mapping, self._dtype, count)
+        return flat.reshape(rows, *self._row_shape)
 
 
 def _mapping(size: int) -> mmap.mmap:
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes are not to be had: {error}") from error

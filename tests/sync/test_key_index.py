@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sync import index as index_module
 from sync.errors import TableFull
-from sync.index import MISSING, KeyIndex
+from sync.index import KeyIndex
+from sync.probing import MISSING
 from sync.reference import ReferenceIndex, mix
 
 Keys = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
@@ -39,8 +40,8 @@ def unmix(hashed: int) -> int:
     return unshift(z, 30)
 
 
-CROWDED = [unmix(home | i << 32) for i in range(8) for home in (14, 15, 0)]
-"""Keys that want the last two places or the first of a segment of 16, and no other segment than the first."""
+CROWDED = [unmix(line | i << 32) for i in range(24) for line in (0, 0xFF0)]
+"""Keys that want the first or the last line of one segment, more than a line holds."""
 KEY = st.sampled_from([*CROWDED, 0, 2**64 - 1, 2**63]) | st.integers(0, 2**64 - 1)
 BATCH = st.lists(KEY, max_size=20)
 
@@ -106,6 +107,24 @@ class IndexAgainstTwin(RuleBasedStateMachine):
 
 IndexAgainstTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 TestIndexAgainstTwin = IndexAgainstTwin.TestCase
+
+
+@pytest.mark.parametrize("segment_bits", [5, 12])
+def test_deletion_shifts_back_exactly_what_may_move(segment_bits: int) -> None:
+    rng = np.random.default_rng(5)
+    crowd = uint64(CROWDED)
+    index, present = KeyIndex(salt=0, segment_bits=segment_bits), np.zeros(len(crowd), bool)
+    for step in range(3_000):
+        chosen = rng.integers(0, len(crowd), 3)
+        # Waves, so that lines are full at times and nearly empty at others.
+        insert = bool(rng.random() < (0.8 if step // 50 % 2 else 0.2))
+        if insert:
+            index.insert(crowd[chosen])
+        else:
+            index.delete(crowd[chosen])
+        present[chosen] = insert
+        assert np.array_equal(index.find(crowd)[0] >= 0, present)
+        assert len(index) == present.sum()
 
 
 @pytest.fixture(params=[KeyIndex, ReferenceIndex])
