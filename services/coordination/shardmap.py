@@ -138,9 +138,7 @@ def settle_shard_map(
     return mine
 
 
-def change_shard_map(
-    store: Coordination, change: Callable[[ShardMap], ShardMap | None]
-) -> ShardMap | None:
+def change_shard_map(store: Coordination, change: Callable[[ShardMap], ShardMap | None]) -> ShardMap | None:
     """Write ``change(map)`` in place of the map, if it gives one; the map in force, or None where none was
     written yet. ``change`` is asked again where another was faster. Raises CoordinationError."""
     while (found := read_with_revision(store)) is not None:

@@ -73,12 +73,14 @@ class StepReply:
 class Contributed:
     """What became of a contribution. ``verdict``: ``taken``; ``pending``, some server still waits for others;
     ``regrouped``, the group has changed; ``late`` or ``again`` where any server said so. ``open``: the step to
-    contribute to next. ``shards``: of those that answered. ``digest``: of the dense table, '' where unknown."""
+    contribute to next. ``shards``: of those that answered. ``digest``: of the dense table, '' where unknown.
+    ``more``: some member has further micro-batches waiting."""
 
     verdict: steps.StepVerdict
     open: int
     shards: dict[int, StepReply]
     digest: str
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class StepClient(ParameterClient):
         shards: Collection[int] | None = None,
         incarnations: Mapping[int, int] | None = None,
         digest: bool = False,
+        more: bool = False,
         wait_ms: int = WAIT_MS,
     ) -> Contributed:
         """Add ``push`` (None: nothing) to ``step`` on every server of ``shards`` (None: all), and wait until
@@ -132,7 +135,7 @@ class StepClient(ParameterClient):
         server is not the process in ``incarnations`` (by shard), and what every call raises.
         """
         asked = _Asked(
-            model, seat, step, push, late, shared or {}, shards, incarnations or {}, digest, wait_ms
+            model, seat, step, push, late, shared or {}, shards, incarnations or {}, digest, more, wait_ms
         )
         return self._routed("contribute", model, lambda route: _contribute(route, asked))
 
@@ -183,6 +186,7 @@ class _Asked:
     shards: Collection[int] | None
     incarnations: Mapping[int, int]
     digest: bool
+    more: bool
     wait_ms: int
 
 
@@ -218,6 +222,7 @@ def _contribute(route: Route, asked: _Asked) -> Operation[Contributed]:
             asked.wait_ms,
             expected[server],
             asked.digest,
+            asked.more,
         )
         body = wire.pack(request)
         requests[server] = Outgoing(steps.CONTRIBUTE, body, (*own_arrays, *shared_arrays[server]))
@@ -273,6 +278,7 @@ def _contributed(replies: Replies) -> Contributed:
         max((one.open for one in found.values()), default=0),
         dict(sorted(shards.items())),
         next((one.digest for one in found.values() if one.digest), ""),
+        any(one.more for one in found.values()),
     )
 
 

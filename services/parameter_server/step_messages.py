@@ -38,7 +38,8 @@ class ContributeRequest(Wire):
     it has none for them. ``shared``: gradients of the step as a whole; it is then applied only if every push
     in it is next, and refused as ``again`` otherwise. ``late``: what becomes of a push that comes after its
     step was taken: ``drop`` counts it as done without its gradients, ``again`` does nothing. Parks for at most
-    ``wait_ms``; ``pending`` says that the step is not whole yet, and the contribution stays.
+    ``wait_ms``; ``pending`` says that the step is not whole yet, and the contribution stays. ``more``: the
+    member has further micro-batches waiting.
     """
 
     model: str
@@ -50,6 +51,7 @@ class ContributeRequest(Wire):
     wait_ms: int
     incarnation: int = 0
     digest: bool = False
+    more: bool = False
 
 
 class StepOutcome(Wire):
@@ -64,13 +66,14 @@ class StepOutcome(Wire):
 
 class ContributeReply(Wire):
     """``open``: the step that is collected now. ``digest``: of the live values of the dense table, where it was
-    asked for and is on this server, else empty."""
+    asked for and is on this server, else empty. ``more``: some member of the step has more waiting."""
 
     verdict: StepVerdict
     incarnation: int
     open: int
     outcomes: list[StepOutcome]
     digest: str = ""
+    more: bool = False
 
 
 class AttendRequest(Wire):

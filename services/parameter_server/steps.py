@@ -49,6 +49,7 @@ class Contribution:
     shared: Mapping[int, tuple[Part, ...]]
     accepted_at_ms: int
     digest: bool
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class StepService:
             {shard: tuple(parts) for shard, parts in shared.items()},
             accepted_at_ms,
             request.digest,
+            request.more,
         )
 
     def _take(self, model: str, found: _Steps) -> None:
@@ -180,9 +182,12 @@ class StepService:
                         self._rpc.fail(parked.call, rejected.code, rejected.message)
                 continue
             again = any(one.status == "again" for some in outcomes.values() for one in some)
+            more = any(one.more for _, one in taken.parts)
             for rank, parked in waiting.items():
                 if parked is not None:
-                    self._reply(parked.call, found, "again" if again else "taken", outcomes[rank], digest)
+                    self._reply(
+                        parked.call, found, "again" if again else "taken", outcomes[rank], digest, more
+                    )
 
     def _apply(self, model: str, taken: Taken[Contribution]) -> tuple[dict[int, Outcomes], str]:
         """One optimiser step a shard with all pushes of the step; what became of them by rank."""
@@ -215,12 +220,11 @@ class StepService:
         first = replace(pushes[0], parts=(*pushes[0].parts, *shared))
         return list(held.shard.push_together([first, *pushes[1:]]))
 
-    @staticmethod
-    def _outcome(held: Held, push: Push, result: PushOutcome | None) -> steps.StepOutcome:
-        shard, durable = held.shard.shard_id, held.durable.get(push.source, -1)
-        if result is None:
-            return steps.StepOutcome(shard, "again", held.shard.applied(push.source), durable)
-        return steps.StepOutcome(shard, result.status, result.applied, durable, result.reason)
+    def _outcome(self, held: Held, push: Push, result: PushOutcome | None) -> steps.StepOutcome:
+        now = result or PushOutcome("gap", held.shard.applied(push.source))
+        found = self._host.outcome(held, push.source, now.status, now.applied, now.reason)
+        status: steps.StepStatus = "again" if result is None else result.status
+        return steps.StepOutcome(found.shard, status, found.applied, found.durable, found.reason)
 
     def _late(
         self, call: Call, found: _Steps, request: steps.ContributeRequest, contribution: Contribution
@@ -271,9 +275,12 @@ class StepService:
         verdict: steps.StepVerdict,
         outcomes: Outcomes | None = None,
         digest: str = "",
+        more: bool = False,
     ) -> None:
         incarnation = self._host.config.incarnation
-        reply = steps.ContributeReply(verdict, incarnation, found.collector.open, outcomes or [], digest)
+        reply = steps.ContributeReply(
+            verdict, incarnation, found.collector.open, outcomes or [], digest, more
+        )
         self._send(call, (reply, ()))
 
     def _send(self, call: Call, answer: Answer) -> None:

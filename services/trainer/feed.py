@@ -51,6 +51,11 @@ class Feed:
             self._waiting.extend(r for r in records if r.partition in self._open - moved)
         return self._waiting.popleft() if self._waiting else None
 
+    @property
+    def more(self) -> bool:
+        """Whether further records have been read already."""
+        return bool(self._waiting)
+
     def rewind(self, partition: int, offset: int) -> None:
         """Go on from ``offset`` of an open partition."""
         self._waiting = deque(record for record in self._waiting if record.partition != partition)

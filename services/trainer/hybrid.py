@@ -155,11 +155,12 @@ class Hybrid:
         def still() -> bool:
             return not stop.is_set() and self._group.seat() == round_.seat
 
-        busy = round_.sums.sum(np.array([counts, record is not None], np.float32), still)
+        busy = round_.sums.sum(np.array([counts, record is not None, self._feed.more], np.float32), still)
         if not busy[1]:
-            round_.wait_s = min(2 * round_.wait_s, LONGEST_IDLE_S)
+            round_.wait_s = min(max(2 * round_.wait_s, self._step_wait_s), LONGEST_IDLE_S)
             return False
-        round_.wait_s = self._step_wait_s
+        # Where anyone has a backlog, nobody holds it up by waiting for samples of its own.
+        round_.wait_s = 0.0 if busy[2] else self._step_wait_s
         fine = True
         if busy[0]:
             fine = self._step_together(round_, record if counts else None, learned, still)

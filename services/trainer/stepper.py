@@ -61,6 +61,8 @@ class Stepper:
         self._step = 0
         """The step to contribute to next; 0 while this member takes no part."""
         self._abstains = False
+        self._wait_s = step_wait_s
+        self._over: Seat | None = None
 
     def turn(self, timeout_s: float, stop: threading.Event) -> int:
         """Take part in one step if there is a micro-batch for it, waiting for one at most ``timeout_s``; how
@@ -72,7 +74,7 @@ class Stepper:
         if self._feed.look() and self._abstains:
             # A server that restarted does not know of it.
             self._abstain(self._seat)
-        record = self._feed.next(timeout_s if self._abstains else min(timeout_s, self._step_wait_s))
+        record = self._feed.next(timeout_s if self._abstains else min(timeout_s, self._wait_s))
         if record is None:
             if not self._abstains:
                 self._abstain(self._seat)
@@ -95,11 +97,11 @@ class Stepper:
             self._seat, self._step, self._abstains = seat, 0, False
             if seat is not None:
                 self._feed.reopen()
-        return seat is not None
+        return seat is not None and seat != self._over
 
     def _lost(self, seat: Seat) -> None:
         """The servers know a newer group than this member does: nothing to do until it knows it, too."""
-        self._step, self._abstains = 0, False
+        self._step, self._abstains, self._over = 0, False, seat
         log.info("generation %d of the group is over", seat.generation)
 
     def _abstain(self, seat: Seat) -> None:
@@ -114,13 +116,13 @@ class Stepper:
         while not stop.is_set() and self._newest_seat() == seat:
             opened = self._client.attend(self._learner.name, seat, step).open
             if opened is None:
+                self._lost(seat)
                 break
             step = max(opened)
             if min(opened) == step:
                 self._step, self._abstains = step, False
                 return True
             stop.wait(JOINING_S)
-        self._lost(seat)
         return False
 
     def _take_part(self, seat: Seat, record: Record, stop: threading.Event) -> bool:
@@ -139,6 +141,8 @@ class Stepper:
         if found is None:
             return False
         self._step = found.open
+        # Where anyone has a backlog, nobody holds it up by waiting for samples of its own.
+        self._wait_s = 0.0 if found.more else self._step_wait_s
         statuses = {reply.status for reply in found.shards.values()}
         if statuses & {"again", "gap"}:
             self._metrics.repeats.inc()
@@ -162,8 +166,9 @@ class Stepper:
         while True:
             try:
                 found = self._client.contribute(
-                    self._learner.name, seat, self._step, push, late=self._late, incarnations=incarnations
-                )
+                    self._learner.name, seat, self._step, push, late=self._late,
+                    incarnations=incarnations, more=self._feed.more,
+                )  # fmt: skip
             except IncarnationChanged as changed:
                 log.warning("%s: this step is repeated", changed)
                 self._metrics.repeats.inc()
