@@ -11,6 +11,7 @@ Exceptions::
     │   └── TooManySources   one more source of pushes than the bound allows
     ├── TableFull            the bound on rows is reached; nothing was changed
     ├── RecordDamaged        bytes or arrays that are not a whole, unaltered record
+    │   └── OtherFormat      a whole record of a format that this version does not read
     └── SnapshotDamaged      bytes that are not a whole, unaltered snapshot
 """
 
@@ -55,6 +56,10 @@ class TableFull(SyncError):
 
 class RecordDamaged(SyncError):
     """The bytes are not a whole, unaltered record of a format that this version reads."""
+
+
+class OtherFormat(RecordDamaged):
+    """The record is whole, and of a format that this version does not read."""
 
 
 class SnapshotDamaged(SyncError):

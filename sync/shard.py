@@ -97,7 +97,8 @@ class ShardState:
 class Shard:
     """One shard of one model.
 
-    ``writer``: the id of this start of this server, uint32, never used before; it is the shard's incarnation.
+    ``writer``: the id of this start of this server, uint32, never used before; it is the shard's incarnation. 0:
+    somebody else writes, and this shard takes no pushes until it ``lead``s.
     ``change_capacity``: changes that each table remembers; a reader further behind costs a scan.
     ``max_rows``: bound on each table's rows; ``max_graves`` on its tombstones. ``fingerprint``: of the feature
     schema, kept in snapshots. ``on_delta`` is told every step that this owner takes.
@@ -126,7 +127,7 @@ class Shard:
         if len({spec.name for spec in tables}) != len(tables):
             raise BadSpec("two tables have one name")
         self.shard_id = shard_id
-        self.writer = _checked_writer(writer)
+        self.writer = _checked_writer(writer) if writer else 0
         self.clock = clock
         self.model = model
         self.fingerprint = fingerprint
@@ -136,7 +137,7 @@ class Shard:
         """The fencing epoch under which the newest step was taken, or that ``lead`` was called with."""
         self.position = 0
         """How many steps were taken since the shard was born."""
-        self.epochs: dict[int, int] = {writer: 0}
+        self.epochs: dict[int, int] = {writer: 0} if writer else {}
         """By writer: the fencing epoch that leads its versions."""
         self.knowledge: dict[int, int] = {}
         """By writer: every update by it up to this version time is contained here, or lost to a newer one."""
@@ -208,6 +209,7 @@ class Shard:
         Duplicates and gaps are left out of the sum. If the sum has to be refused, all that are in it are.
         Raises as ``push``.
         """
+        self._require_writer()
         checked = [self._checked(push) for push in pushes]
         applied: dict[Source, int] = {}
         verdicts = [self._decide(push, applied) for push in pushes]
@@ -227,6 +229,10 @@ class Shard:
                 self.pushes.advance(push.source, push.offset, push.watermark)
             self._write(prepared, advanced)
         return [self._outcome(push, verdict, reason) for push, verdict in zip(pushes, verdicts, strict=True)]
+
+    def _require_writer(self) -> None:
+        if not self.writer:
+            raise BadSpec(f"shard {self.shard_id} is written by another server")
 
     def _decide(self, push: Push, applied: dict[Source, int]) -> str:
         """The verdict on a push after those before it in the same step, whose offsets are in ``applied``."""
@@ -256,6 +262,7 @@ class Shard:
         """Delete those of ``keys`` ``[N]`` that are stored; returns how many. They read as their initial
         values from now on, and start there when they are pushed again. Raises UnknownTable, BadShape; BadSpec
         for a single table, whose rows are weights."""
+        self._require_writer()
         found = self.table(table)
         if found.spec.placement == "single":
             raise BadSpec(f"table {table} is dense: its rows cannot be deleted one by one")
@@ -365,6 +372,10 @@ class Shard:
             )
         self.writer, self.epoch = _checked_writer(writer), epoch
         self.epochs[writer] = epoch
+
+    def resign(self) -> None:
+        """Write no more: the shard has another owner, whose steps are to be applied."""
+        self.writer, self.on_delta = 0, None
 
     def apply(self, delta: Delta) -> None:
         """Take over a step of another owner, or of an earlier start. ``touched`` says nothing of it.

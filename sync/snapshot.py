@@ -62,15 +62,9 @@ def encode_record(record: Record) -> list[Buffer]:
 def decode_record(data: memoryview) -> tuple[Record, int]:
     """The record that ``data`` begins with, arrays as views, and how many bytes it takes. Raises RecordDamaged
     naming what is wrong, Truncated where the bytes end before the record does."""
-    if len(data) < HEADER_BYTES:
-        raise Truncated(f"{len(data)} bytes are fewer than a record's header of {HEADER_BYTES}")
-    magic, count, header_length, body_length = _FIELDS.unpack_from(data)
-    if magic != MAGIC:
-        raise RecordDamaged(f"not a record: it begins with {bytes(magic).hex()}, not {MAGIC.hex()}")
-    body_start = HEADER_BYTES + header_length + -header_length % 8
-    end = body_start + body_length
-    if count > MAX_ARRAYS or end > len(data):
-        raise Truncated(f"a record of {end} bytes has only {len(data)} left")
+    end = record_size(data[:HEADER_BYTES], len(data))
+    _, count, header_length, body_length = _FIELDS.unpack_from(data)
+    body_start = end - body_length
     if _checksum([data[: _FIELDS.size], data[HEADER_BYTES:end]]) != data[_FIELDS.size : HEADER_BYTES]:
         raise RecordDamaged("the checksum of a record does not match: bytes were altered")
     try:
@@ -80,6 +74,20 @@ def decode_record(data: memoryview) -> tuple[Record, int]:
     if len(arrays) != count:
         raise RecordDamaged(f"{len(arrays)} arrays, the header says {count}")
     return from_parts(data[HEADER_BYTES : HEADER_BYTES + header_length], arrays), end
+
+
+def record_size(header: Buffer, left: int) -> int:
+    """How many bytes the record takes that begins with ``header``, of which there are ``left``. Raises as
+    ``decode_record`` where that can be told from the header alone."""
+    if len(header) < HEADER_BYTES:
+        raise Truncated(f"{len(header)} bytes are fewer than a record's header of {HEADER_BYTES}")
+    magic, count, header_length, body_length = _FIELDS.unpack_from(header)
+    if magic != MAGIC:
+        raise RecordDamaged(f"not a record: it begins with {bytes(magic).hex()}, not {MAGIC.hex()}")
+    end: int = HEADER_BYTES + header_length + -header_length % 8 + body_length
+    if count > MAX_ARRAYS or end > left:
+        raise Truncated(f"a record of {end} bytes has only {left} left")
+    return end
 
 
 class Truncated(RecordDamaged):

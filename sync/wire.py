@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sync.admission import SketchState
 from sync.clock import MAX_TIME
-from sync.errors import BadSpec, RecordDamaged
+from sync.errors import BadSpec, OtherFormat, RecordDamaged
 from sync.guard import NormState
 from sync.pushes import Progress, Source, Watermark
 from sync.records import Delta, End, Graves, Head, Keys, Record, Rows
@@ -229,7 +229,7 @@ def _delta(found: _Delta, arrays: Iterator[Array]) -> Delta:
 
 def _head(found: _Head, arrays: Iterator[Array]) -> Head:
     if found.format != FORMAT:
-        raise RecordDamaged(f"format {found.format}; this version reads {FORMAT}")
+        raise OtherFormat(f"format {found.format}; this version reads {FORMAT}")
     return Head(
         model=found.model,
         shard_id=_natural(found.shard_id),

@@ -85,13 +85,12 @@ def assign(names: Sequence[str], shards: int, replicas: int = 1, *, chained: boo
     """The first map: shards dealt in turn to the servers in the order of their names; each shard's further
     replicas are the servers that follow.
 
-    Raises ValueError without servers or shards, with fewer shards than servers, or fewer servers than replicas.
+    Servers that get none are spare until a shard is moved to them. Raises ValueError without servers or shards, or
+    with fewer servers than replicas.
     """
     ordered = sorted(set(names))
-    if not ordered or shards < len(ordered):
-        raise ValueError(
-            f"{shards} shards cannot be dealt to {len(ordered)} servers: each needs one at least"
-        )
+    if not ordered or shards < 1:
+        raise ValueError(f"{shards} shards cannot be dealt to {len(ordered)} servers")
     if not 1 <= replicas <= len(ordered):
         raise ValueError(f"{replicas} replicas of a shard need as many servers; there are {len(ordered)}")
     places = []

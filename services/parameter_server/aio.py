@@ -39,6 +39,7 @@ FOLLOW_QUEUE: Final = 64
 FOLLOW_ROWS: Final = 16_384
 """Rows per shard in one batch."""
 DECLARED_S: Final = 0.25
+_Batch = tuple[ShardCursor, ShardChanges] | Exception
 _log = logging.getLogger(__name__)
 
 
@@ -75,12 +76,12 @@ class AsyncParameterClient:
         return await self._run(
             "describe",
             None,
-            lambda: operations.describe(self._directory.servers(), self._directory.address),
+            lambda: operations.describe(self._directory.everyone(), self._directory.address),
         )
 
     async def metrics(self) -> dict[str, str]:
         """The metrics of every server, by name, in Prometheus' text form."""
-        return await self._run("metrics", None, lambda: operations.metrics(self._directory.servers()))
+        return await self._run("metrics", None, lambda: operations.metrics(self._directory.everyone()))
 
     async def follow(self, model: str, tables: Sequence[str]) -> AsyncGenerator[ShardChanges]:
         """Follow the change streams of all shards for ever, by long polls that reconnect.
@@ -89,12 +90,14 @@ class AsyncParameterClient:
         milliseconds. A batch may carry no rows: watermarks or the dense generation moved.
         A model that is not declared yet is waited for. Raises ParametersRefused where the servers refuse.
         """
+        cursors: dict[int, ShardCursor] = {}
         while True:
             route = await self._declared(model)
-            batches: asyncio.Queue[ShardChanges | Exception] = asyncio.Queue(FOLLOW_QUEUE)
+            batches: asyncio.Queue[_Batch] = asyncio.Queue(FOLLOW_QUEUE)
             readers = [
                 asyncio.create_task(
-                    self._follow_server(route, server, tables, batches), name=f"follow-{server}"
+                    self._follow_server(route, server, tables, dict(cursors), batches),
+                    name=f"follow-{server}",
                 )
                 for server in route.servers
             ]
@@ -105,7 +108,10 @@ class AsyncParameterClient:
                         break
                     if isinstance(batch, Exception):
                         raise batch
-                    yield batch
+                    cursor, changes = batch
+                    yield changes
+                    # Where a shard gets another leader, the others are followed on from here.
+                    cursors[cursor.shard] = cursor
             finally:
                 for reader in readers:
                     reader.cancel()
@@ -121,17 +127,18 @@ class AsyncParameterClient:
         route: Route,
         server: str,
         tables: Sequence[str],
-        batches: asyncio.Queue[ShardChanges | Exception],
+        known: Mapping[int, ShardCursor],
+        batches: asyncio.Queue[_Batch],
     ) -> None:
         """Put the changes of one server's shards into ``batches`` until cancelled; errors that stay, too."""
-        cursors = {shard: ShardCursor(shard) for shard in route.map.owned_by(server)}
+        cursors = {shard: known.get(shard, ShardCursor(shard)) for shard in route.map.owned_by(server)}
         while True:
             operation = operations.changes(route, server, tables, cursors, FOLLOW_ROWS, round(POLL_S * 1_000))
             try:
                 found = await self._ask(operation, POLL_S + self._deadline_s)
                 for cursor, batch in found:
                     cursors[cursor.shard] = cursor
-                    await batches.put(batch)
+                    await batches.put((cursor, batch))
             except ParametersUnavailable as error:
                 _log.warning("following %s: %s", server, error)
             except (ParameterError, Replan) as error:
@@ -199,6 +206,8 @@ class AsyncParameterClient:
         while True:
             if attempt:
                 await asyncio.to_thread(self._directory.refresh)
+                if await asyncio.to_thread(self._directory.map_changed):
+                    raise Replan
                 await asyncio.sleep(min(pause_s(attempt, self._random), max(0.0, deadline - clock())))
             remaining = deadline - clock()
             if remaining <= 0:

@@ -124,12 +124,12 @@ class ParameterClient:
     def describe(self) -> list[ServerDescription]:
         """What every server says of itself, by name."""
         return self._run(
-            "describe", lambda: operations.describe(self._directory.servers(), self._directory.address)
+            "describe", lambda: operations.describe(self._directory.everyone(), self._directory.address)
         )
 
     def metrics(self) -> dict[str, str]:
         """The metrics of every server, by name, in Prometheus' text form."""
-        return self._run("metrics", lambda: operations.metrics(self._directory.servers()))
+        return self._run("metrics", lambda: operations.metrics(self._directory.everyone()))
 
     def checkpoint(self, deadline_s: float = 60.0) -> None:
         """Return once everything applied so far is in a durable snapshot on every server."""
@@ -158,6 +158,8 @@ class ParameterClient:
                 return self._ask(plan(), deadline, allowed_s)
             except Replan:
                 self._directory.forget_map()
+                if self._time.monotonic() >= deadline:
+                    raise ParametersUnavailable(what, self._directory.servers(), allowed_s) from None
             except MapMissing as error:
                 if self._time.monotonic() >= deadline:
                     raise ParametersUnavailable(what, (), allowed_s) from error
@@ -173,6 +175,8 @@ class ParameterClient:
         while waiting:
             if attempt:
                 self._directory.refresh()
+                if self._directory.map_changed():
+                    raise Replan
                 self._pause(attempt, deadline)
             remaining = deadline - self._time.monotonic()
             if remaining <= 0:

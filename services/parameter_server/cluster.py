@@ -31,8 +31,9 @@ from services.rpc.errors import RpcError
 from sync.records import Delta
 from sync.wire import to_parts
 
-POLL_TIMEOUT_S: Final = 5.0
-PAGE_TIMEOUT_S: Final = 30.0
+POLL_TIMEOUT_S: Final = 1.0
+"""Polls wait half a second at the other server: one that was lost with its connection is made again soon."""
+PAGE_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 0.1
 """Pause after a server did not answer as it should."""
 _log = logging.getLogger(__name__)
@@ -100,8 +101,6 @@ class Connection(Protocol):
 
     def expired(self) -> list[int]: ...
 
-    def close(self) -> None: ...
-
 
 @dataclass(slots=True)
 class _Peer:
@@ -126,14 +125,23 @@ class ClusterConfig:
     lease_s: float
 
 
+class Links(Protocol):
+    """Makes and ends connections (``RpcServer`` does, with its security)."""
+
+    def connect(self, address: str) -> Connection: ...
+
+    def disconnect(self, connection: Connection) -> None: ...
+
+
 class Cluster:
-    """``connect(address)`` opens a connection to another server."""
+    """``on_lead``: told of every fence that this server begins to lead under, before it writes anything."""
 
     def __init__(
         self,
         config: ClusterConfig,
         shards: Shards,
-        connect: Callable[[str], Connection],
+        links: Links,
+        on_lead: Callable[[int], None] = lambda fence: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -141,7 +149,7 @@ class Cluster:
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.map: ShardMap | None = None
-        self._shards, self._connect, self._monotonic = shards, connect, monotonic
+        self._shards, self._links, self._on_lead, self._monotonic = shards, links, on_lead, monotonic
         self._members: Mapping[str, Member] = {}
         self._seen_s = monotonic()
         self._peers: dict[str, _Peer] = {}
@@ -150,9 +158,12 @@ class Cluster:
         self._stream_ids = itertools.count(config.incarnation << 24 | 1)
 
     @property
-    def connections(self) -> list[Connection]:
-        """For the loop to wait on."""
-        return [peer.link for peer in self._peers.values()]
+    def in_order(self) -> bool:
+        """Whether this server has found its place: every shard that it holds has a leader."""
+        return self.map is not None and all(
+            replica.leading or (replica.place.fence and replica.upstream in self._members)
+            for replica in self.replicas.values()
+        )
 
     @property
     def followings(self) -> Iterator[Following]:
@@ -176,7 +187,7 @@ class Cluster:
     def close(self) -> None:
         """Close the connections."""
         for peer in self._peers.values():
-            peer.link.close()
+            self._links.disconnect(peer.link)
 
     def _follow_order(self, order: Order) -> None:
         if isinstance(order, Stand):
@@ -223,6 +234,7 @@ class Cluster:
         place = replica.place
         leads = place.leader == self.config.name and place.incarnation == self.config.incarnation
         if leads and not replica.leading and place.fence:
+            self._on_lead(place.fence)
             self._shards.lead(replica.shard, place.fence)
             replica.leading = True
             _log.info("leading shard %d under fence %d", replica.shard, place.fence)
@@ -232,7 +244,7 @@ class Cluster:
     def _connect_upstreams(self) -> None:
         wanted = {one for replica in self.replicas.values() if (one := replica.upstream) is not None}
         for server in [one for one in self._peers if one not in wanted or one not in self._members]:
-            self._peers.pop(server).link.close()
+            self._links.disconnect(self._peers.pop(server).link)
         for server in wanted:
             member = self._members.get(server)
             if member is None:
@@ -241,9 +253,9 @@ class Cluster:
             if peer is not None and peer.link.address == member.address:
                 continue
             if peer is not None:
-                peer.link.close()
+                self._links.disconnect(peer.link)
             following = Following(self.config.name, server, self._shards, self._stream_ids)
-            self._peers[server] = _Peer(following, self._connect(member.address))
+            self._peers[server] = _Peer(following, self._links.connect(member.address))
 
     def _receive(self, peer: _Peer) -> bool:
         answers = peer.link.receive()

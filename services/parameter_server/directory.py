@@ -40,8 +40,13 @@ class Directory:
         return found
 
     def servers(self) -> tuple[str, ...]:
-        """The servers that the map names. Raises MapMissing, CoordinationError."""
+        """The servers that lead a shard. Raises MapMissing, CoordinationError."""
         return tuple(sorted(set(self.map().servers)))
+
+    def everyone(self) -> tuple[str, ...]:
+        """The servers that lead a shard, and all others that are registered. Raises MapMissing,
+        CoordinationError."""
+        return tuple(sorted({*self.map().servers, *self.refresh()}))
 
     def route(self, model: str) -> Route:
         """Where the rows of ``model`` live. Raises ModelUnknown, MapMissing, CoordinationError."""
@@ -84,6 +89,20 @@ class Directory:
             self.route(model)
         if self._members is None:
             self.refresh()
+
+    def map_changed(self) -> bool:
+        """Read the map anew: whether it is another than the one that was planned by. What cannot be read has
+        not changed."""
+        before = self._map
+        try:
+            now = read_shard_map(self.coordination)
+        except CoordinationError as error:
+            _log.warning("coordination cannot be asked now: %s", error)
+            return False
+        if now is None or (before is not None and now.epoch == before.epoch):
+            return False
+        self._map = now
+        return before is not None
 
     def forget_map(self) -> None:
         """Read the shard map anew next time: a server said that a shard is not its own."""

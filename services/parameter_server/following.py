@@ -22,7 +22,7 @@ from sync.records import Delta, Graves, Head, Rows
 from sync.shard import PageCursor, Shard
 from sync.wire import from_parts
 
-POLL_MS: Final = 2_000
+POLL_MS: Final = 500
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Following:
     shards: Shards
     new_stream_id: Iterator[int]
     copied_rows_total: int = 0
-    lost_offsets_total: int = 0
+    discarded_steps_total: int = 0
     _copy: _Copy | None = None
     _asked: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -160,27 +160,34 @@ class Following:
     def _adopt(self, replica: Replica, model: str, copy: Shard, position: int) -> None:
         before = self.shards.of(replica.shard).get(model)
         if before is not None:
-            self._report_lost(before, copy)
+            self._report_discarded(before, copy)
         self.shards.adopt(copy)
         replica.to_copy = [other for other in replica.to_copy if other != model]
+        replica.unsettled.pop(model, None)
         replica.restart(next(self.new_stream_id))
         if copy.position >= position:
             self.shards.settled(copy)
         else:
             replica.unsettled[model] = position
 
-    def _report_lost(self, before: Shard, copy: Shard) -> None:
-        """Pushes that were taken here and never reached the present leader: its version is the one that counts."""
-        for source, progress in before.pushes.progress().items():
-            lost = progress.applied - copy.applied(source)
-            if lost > 0:
-                self.lost_offsets_total += lost
-                _log.error(
-                    "shard %d of %s: offsets %d to %d of %s/%d were applied here and never replicated; they are "
-                    "lost unless their trainer sends them again",
-                    before.shard_id, before.model, copy.applied(source) + 1, progress.applied, source.log,
-                    source.partition,
-                )  # fmt: skip
+    def _report_discarded(self, before: Shard, copy: Shard) -> None:
+        """Steps that were taken here and never reached the present leader: its version is the one that counts."""
+        epoch = _epoch(before)
+        branch = next((first for since, first in copy.history if since > epoch), copy.position + 1)
+        discarded = before.position - branch + 1
+        if discarded <= 0:
+            return
+        self.discarded_steps_total += discarded
+        behind = [
+            f"{source.log}/{source.partition} from {progress.applied} to {copy.applied(source)}"
+            for source, progress in before.pushes.progress().items()
+            if progress.applied > copy.applied(source)
+        ]
+        _log.error(
+            "shard %d of %s: %d steps from %d on, taken here under epoch %d, were never replicated and are "
+            "discarded; their pushes are lost unless their trainers send them again (back: %s)",
+            before.shard_id, before.model, discarded, branch, epoch, "; ".join(behind) or "none any more",
+        )  # fmt: skip
 
     def _positions(self, shard: int) -> dict[str, tuple[int, int]]:
         return {model: (_epoch(one), one.position) for model, one in self.shards.of(shard).items()}

@@ -5,20 +5,23 @@ Used by one thread, the server's loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.declarations import Declaration, require_same
+from services.parameter_server.offsets import DurableOffsets
 from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused, PushStatus
 from services.rpc.codec import MAX_FRAME_BYTES, Array
 from sync.changes import Cursor
 from sync.clock import HybridClock
 from sync.placement import single_shard
-from sync.pushes import NOTHING, Part, Push, Source, Watermark
-from sync.shard import Shard, ShardState
+from sync.pushes import Part, Push, Source, Watermark
+from sync.records import Delta, Head
+from sync.shard import Shard
 
 Answer = tuple[wire.Wire, tuple[Array, ...]]
 MAX_CHANGES = 262_144
@@ -34,16 +37,16 @@ class NotMine(Exception):
 
 @dataclass(slots=True)
 class Held:
-    """One shard of one model, with what is known of its snapshots.
+    """One shard of one model, with what of it is on disk.
 
-    ``moves`` counts the pushes that moved its offsets; ``saved_moves`` is that number in the newest snapshot, and
-    ``durable`` the offsets in it. ``stale_total``: pushes that came too late for their bound.
+    ``moves`` counts the pushes that moved its offsets. ``stale_total``: pushes that came too late for their bound.
+    ``whole``: not a copy whose last steps are still to come.
     """
 
     shard: Shard
-    durable: dict[Source, int] = field(default_factory=dict)
-    saved_moves: int = 0
+    durable: DurableOffsets = field(default_factory=DurableOffsets)
     stale_total: int = 0
+    whole: bool = True
 
     @property
     def moves(self) -> int:
@@ -63,32 +66,57 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """Which shards of how many, under which incarnation, and the bound of their change streams."""
+    """Of how many shards this is a server, and the bound of their change streams."""
 
     name: str
-    owned: tuple[int, ...]
     shards: int
-    incarnation: int
     change_capacity: int
 
 
-class Host:
-    """All models of one server.
+class Keeper(Protocol):
+    """What keeps shards over restarts (``Durability`` provides it). May do I/O."""
 
-    ``restore(model, shard)`` gives the state to start a shard from, if any; ``number(model, table)`` a number
-    for a new dense generation that none before it had, or None if none can be had now. Both may do I/O and are
-    called seldom.
+    def open(
+        self, model: str, shard_id: int, make: Callable[[], Shard], check: Callable[[Head], None]
+    ) -> Held:
+        """The shard as it was left, or ``make()``; ``check`` looks at what is known of a stored one first."""
+        ...
+
+    def record(self, held: Held, delta: Delta) -> None:
+        """Keep a step of the shard."""
+        ...
+
+    def renew(self, held: Held) -> None:
+        """Another shard was put in the place of ``held.shard``: keep that one, from scratch."""
+        ...
+
+    def forget(self, held: Held) -> None:
+        """The shard is somebody else's now: keep nothing of it any more."""
+        ...
+
+
+class Host:
+    """All models of one server: shards that it leads, and shards that follow another server's.
+
+    ``keeper`` keeps each shard's steps; ``number(model, table)`` gives a number for a new dense generation that none
+    before it had, or None if none can be had now. Both may do I/O and are called seldom.
     """
 
     def __init__(
         self,
         config: HostConfig,
-        restore: Callable[[str, int], ShardState | None],
+        keeper: Keeper,
         number: Callable[[str, str], int | None],
         clock: HybridClock | None = None,
     ) -> None:
         self.config = config
-        self._restore, self._number = restore, number
+        self.fences: dict[int, int] = {}
+        """By shard that is led here: since which epoch of the shard map."""
+        self.holds: set[int] = set()
+        """The shards that are here, led or followed."""
+        self.on_step: Callable[[str, int, Delta], None] = lambda model, shard, delta: None
+        """Told of every step that a shard led here takes."""
+        self._keeper, self._number = keeper, number
         self._clock = clock or HybridClock()
         self.models: dict[str, Model] = {}
         self.newest_accepted_at_ms = 0
@@ -102,30 +130,115 @@ class Host:
             return
         if len(self.models) >= MAX_MODELS:
             raise ParametersRefused(f"{self.config.name} holds {MAX_MODELS} models already")
-        held = {shard: self._start(declaration, shard) for shard in self.config.owned}
-        model = self.models[declaration.model] = Model(declaration, held)
-        for table, shard in self._single_tables(model):
-            # Restored weights get a number of their own: they may differ from what was published before.
-            if held[shard].shard.pushes:
-                self.publish(declaration.model, table)
+        model = self.models[declaration.model] = Model(declaration, {})
+        for shard in sorted(self.holds):
+            self._start(model, shard)
 
-    def _start(self, declaration: Declaration, shard_id: int) -> Held:
-        shard = Shard(
+    @property
+    def incarnation(self) -> int:
+        """Changes whenever this server begins to lead a shard: what clients knew of it may be wrong then."""
+        return max(self.fences.values(), default=0)
+
+    def _start(self, model: Model, shard_id: int) -> None:
+        """Open a shard of a model as it was left; lead it if that is this server's part."""
+        declaration = model.declaration
+
+        def check(head: Head) -> None:
+            require_same(Declaration(head.model, head.fingerprint, head.specs), declaration)
+
+        held = self._keeper.open(
+            declaration.model, shard_id, lambda: self._empty(declaration, shard_id), check
+        )
+        model.held[shard_id] = held
+        if shard_id in self.fences:
+            self._own(model, held)
+
+    def _empty(self, declaration: Declaration, shard_id: int) -> Shard:
+        return Shard(
             shard_id,
             declaration.tables,
-            self.config.incarnation,
+            0,
             self._clock,
             model=declaration.model,
             fingerprint=declaration.fingerprint,
             change_capacity=self.config.change_capacity,
         )
-        held = Held(shard)
-        state = self._restore(declaration.model, shard_id)
-        if state is not None:
-            require_same(Declaration(state.head.model, state.head.fingerprint, state.head.specs), declaration)
-            shard.restore(state)
-            held.durable = {source: progress.applied for source, progress in state.head.pushes.items()}
-        return held
+
+    def _own(self, model: Model, held: Held) -> None:
+        shard, fence = held.shard, self.fences[held.shard.shard_id]
+        # The fence is what nobody wrote under before, so it serves as the writer's id, too.
+        shard.lead(fence, fence)
+        shard.on_delta = lambda delta: self._stepped(held, delta)
+        for table, at in self._single_tables(model):
+            # Restored weights get a number of their own: they may differ from what was published before.
+            if at == shard.shard_id and shard.pushes:
+                self.publish(model.declaration.model, table)
+
+    def _stepped(self, held: Held, delta: Delta) -> None:
+        self._keeper.record(held, delta)
+        self.on_step(held.shard.model, held.shard.shard_id, delta)
+
+    def of(self, shard: int) -> Mapping[str, Shard]:
+        """By model, its shard number ``shard``, where it is here."""
+        return {name: model.held[shard].shard for name, model in self.models.items() if shard in model.held}
+
+    def lead(self, shard: int, fence: int) -> None:
+        """Own the shard of every model from now on, under ``fence``, which is newer than all before."""
+        self._hold(shard)
+        self.fences[shard] = fence
+        for model in self.models.values():
+            self._own(model, model.held[shard])
+
+    def follow(self, shard: int) -> None:
+        """Hold the shard, and take no pushes for it any more."""
+        self._hold(shard)
+        if self.fences.pop(shard, None) is None:
+            return
+        for model in self.models.values():
+            model.held[shard].shard.resign()
+            for spec in model.declaration.tables:
+                if spec.placement == "single" and single_shard(spec.name, self.config.shards) == shard:
+                    model.generations.pop(spec.name, None)
+                    model.published_moves.pop(spec.name, None)
+
+    def _hold(self, shard: int) -> None:
+        if shard in self.holds:
+            return
+        self.holds.add(shard)
+        for model in self.models.values():
+            self._start(model, shard)
+
+    def drop(self, shard: int) -> None:
+        """The shard belongs to other servers now."""
+        self.follow(shard)
+        self.holds.discard(shard)
+        for model in self.models.values():
+            self._keeper.forget(model.held.pop(shard))
+
+    def blank(self, head: Head) -> Shard:
+        """An empty shard to copy into, of a model that may not be known here yet. Raises ModelMismatch,
+        ParametersRefused."""
+        declaration = Declaration(head.model, head.fingerprint, head.specs)
+        self.declare(declaration)
+        return self._empty(declaration, head.shard_id)
+
+    def adopt(self, copy: Shard) -> None:
+        """Put a copy in the place of the shard that is here. Nothing of it is kept until it is ``settled``."""
+        held = self.models[copy.model].held[copy.shard_id]
+        held.shard, held.whole = copy, False
+
+    def settled(self, shard: Shard) -> None:
+        """A copy is whole: keep it from now on."""
+        held = self.models[shard.model].held[shard.shard_id]
+        held.whole = True
+        shard.settle()
+        self._keeper.renew(held)
+
+    def took(self, shard: Shard, delta: Delta) -> None:
+        """A shard took over a step of its leader."""
+        held = self.models[shard.model].held[shard.shard_id]
+        if held.whole:
+            self._keeper.record(held, delta)
 
     def all_held(self) -> Iterator[tuple[str, Held]]:
         """Every shard of every model, with the model's name."""
@@ -140,20 +253,25 @@ class Host:
         except KeyError:
             raise ModelUnknown(f"model {name} is not declared on {self.config.name}") from None
 
-    def _held(self, model: Model, shard: int) -> Held:
-        try:
-            return model.held[shard]
-        except KeyError:
-            raise NotMine(f"shard {shard} is not on {self.config.name}") from None
+    def held(self, model: Model, shard: int, *, followed: bool = False) -> Held:
+        """A shard of ``model`` that is led here, or (``followed``) at least held. Raises NotMine."""
+        held = model.held.get(shard)
+        if held is None or not (shard in self.fences or (followed and held.whole)):
+            raise NotMine(f"shard {shard} is not led by {self.config.name}")
+        return held
+
+    def led(self, model: Model) -> Iterator[tuple[int, Held]]:
+        """The shards of ``model`` that are led here, by number."""
+        return ((shard, held) for shard, held in model.held.items() if shard in self.fences)
 
     def _single_tables(self, model: Model) -> Iterator[tuple[str, int]]:
         for spec in model.declaration.tables:
             shard = single_shard(spec.name, self.config.shards)
-            if spec.placement == "single" and shard in model.held:
+            if spec.placement == "single" and shard in model.held and shard in self.fences:
                 yield spec.name, shard
 
     def _ranges(
-        self, model: Model, part: wire.Part, arrays: Sequence[Array]
+        self, model: Model, part: wire.Part, arrays: Sequence[Array], *, followed: bool = False
     ) -> Iterator[tuple[Held, tuple[Array, ...]]]:
         """Each shard's share of a part's arrays ``[N, ...]``. Raises ParametersRefused, NotMine."""
         if len(part.shards) != len(part.counts) or min(part.counts, default=0) < 0:
@@ -165,7 +283,10 @@ class Host:
             raise ParametersRefused(f"table {part.table}: the arrays are not as long as their counts say")
         start = 0
         for shard, count in zip(part.shards, part.counts, strict=True):
-            yield self._held(model, shard), tuple(array[start : start + count] for array in arrays)
+            yield (
+                self.held(model, shard, followed=followed),
+                tuple(array[start : start + count] for array in arrays),
+            )
             start += count
 
     def pull(self, request: wire.PullRequest, arrays: Sequence[Array]) -> Answer:
@@ -181,17 +302,19 @@ class Host:
         for part, keys in zip(request.parts, arrays, strict=True):
             found = [
                 held.shard.pull(part.table, _keys(some))
-                for held, (some,) in self._ranges(model, part, (keys,))
+                for held, (some,) in self._ranges(model, part, (keys,), followed=request.followers)
             ]
             dim = model.declaration.table(part.table).dim
             rows.append(np.concatenate(found) if len(found) != 1 and found else _first(found, dim))
-        return wire.PullReply(self._marks(model)), tuple(rows)
-
-    def _marks(self, model: Model) -> list[wire.ShardMarks]:
-        return [
+        named = {shard for part in request.parts for shard in part.shards}
+        shards = (
+            [(shard, model.held[shard]) for shard in sorted(named)] if request.followers else self.led(model)
+        )
+        marks = [
             wire.ShardMarks(shard, _wire_marks(held.shard.watermarks().values()), held.moves)
-            for shard, held in model.held.items()
+            for shard, held in shards
         ]
+        return wire.PullReply(marks), tuple(rows)
 
     def push(self, request: wire.PushRequest, arrays: Sequence[Array]) -> Answer:
         """Apply a push on every shard that it names; each shard is atomic on its own."""
@@ -208,13 +331,13 @@ class Host:
             found = held.shard.push(push)
             outcomes.append(self.outcome(held, push.source, found.status, found.applied, found.reason))
         self.pushed(request.model, request.accepted_at_ms)
-        return wire.PushResponse(self.config.incarnation, outcomes), ()
+        return wire.PushResponse(self.incarnation, outcomes), ()
 
     def outcome(
         self, held: Held, source: Source, status: PushStatus, applied: int, reason: str = ""
     ) -> wire.ShardOutcome:
         """What is answered of a push from ``source`` on one shard."""
-        durable = held.durable.get(source, NOTHING)
+        durable = held.durable.of(source)
         return wire.ShardOutcome(held.shard.shard_id, status, applied, durable, reason)
 
     def pushed(self, model: str, accepted_at_ms: int) -> None:
@@ -236,7 +359,7 @@ class Host:
         mark = None if request.mark is None else Watermark(*request.mark)
         return [
             (
-                self._held(model, shard),
+                self.held(model, shard),
                 Push(source, request.offset, predecessor, mark, tuple(parts.get(shard, ()))),
             )
             for shard, predecessor in zip(request.shards, request.predecessors, strict=True)
@@ -259,8 +382,8 @@ class Host:
 
     def require_incarnation(self, expected: int) -> None:
         """Raises IncarnationChanged unless this is the process that is ``expected`` (0: any)."""
-        if expected not in (0, self.config.incarnation):
-            raise IncarnationChanged(self.config.name, expected, self.config.incarnation)
+        if expected not in (0, self.incarnation):
+            raise IncarnationChanged(self.config.name, expected, self.incarnation)
 
     def _publish_first(self, name: str, model: Model) -> None:
         for table, shard in self._single_tables(model):
@@ -271,10 +394,10 @@ class Host:
         """Applied and durable offset of a source on every shard."""
         source = Source(request.log, request.partition)
         shards = [
-            (shard, held.shard.applied(source), held.durable.get(source, NOTHING))
-            for shard, held in self.model(request.model).held.items()
+            (shard, held.shard.applied(source), held.durable.of(source))
+            for shard, held in self.led(self.model(request.model))
         ]
-        return wire.AppliedReply(self.config.incarnation, shards), ()
+        return wire.AppliedReply(self.incarnation, shards), ()
 
     def dense(self, request: wire.DenseRequest) -> Answer:
         """The dense weights, published or live."""
@@ -285,11 +408,12 @@ class Host:
         return wire.DenseReply(generation, _wire_marks(values.watermarks.values())), (values.values,)
 
     def holder(self, model: str, table: str) -> Held | None:
-        """The shard of the single ``table``, if it is here. Raises ModelUnknown."""
-        return self.model(model).held.get(single_shard(table, self.config.shards))
+        """The shard of the single ``table``, if it is led here. Raises ModelUnknown."""
+        shard = single_shard(table, self.config.shards)
+        return self.model(model).held.get(shard) if shard in self.fences else None
 
     def _dense_shard(self, model: Model, table: str) -> Held:
-        return self._held(model, single_shard(table, self.config.shards))
+        return self.held(model, single_shard(table, self.config.shards))
 
     def publish(self, model_name: str, table: str) -> int:
         """Publish the live dense weights if they changed; the number of the newest generation (0: none yet).
@@ -344,20 +468,21 @@ class Host:
         deltas: list[wire.ShardDelta] = []
         arrays: list[Array] = []
         for cursor in request.cursors:
-            held = self._held(model, cursor.shard)
+            held = self.held(model, cursor.shard)
             now = wire.ShardCursor(
                 cursor.shard,
-                self.config.incarnation,
+                held.shard.incarnation,
                 held.shard.cursor().sequence,
                 held.moves,
                 generation.get(cursor.shard, -1),
+                held.shard.cursor().floor,
             )
             if cursor == now:
                 continue
             found = held.shard.changes(
-                Cursor(cursor.incarnation, cursor.sequence), tuple(request.tables), limit
+                Cursor(cursor.incarnation, cursor.sequence, cursor.floor), tuple(request.tables), limit
             )
-            now.sequence = found.cursor.sequence
+            now.sequence, now.floor = found.cursor.sequence, found.cursor.floor
             if not found.complete:
                 now.pushes = -1
             deltas.append(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,19 +17,23 @@ from services.backends import open_coordination, open_security
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member, Registration, wait_for
 from services.coordination.shardmap import ShardMap, read_shard_map, settle_shard_map
+from services.parameter_server.cluster import Cluster, ClusterConfig, Connection
+from services.parameter_server.control import SERVICE, Control
 from services.parameter_server.declarations import read_declarations
+from services.parameter_server.durability import Durability, DurabilityConfig
+from services.parameter_server.election import Replication
 from services.parameter_server.host import Host, HostConfig
-from services.parameter_server.saver import Saver
 from services.parameter_server.service import Intervals, ParameterServer
-from services.parameter_server.snapshots import FolderHeld, SnapshotSeries
-from services.parameter_server.types import NoShards
+from services.parameter_server.snapshots import FolderHeld, ShardFolder
+from services.parameter_server.types import ReplicationChanged
+from services.parameter_server.writer import Pace
+from services.rpc.link import Link
+from services.rpc.security import Security
 from services.rpc.server import RpcServer
 from services.settings.checks import Address, parse_address
 from services.settings.model import Settings
-from sync.shard import ShardState
 from sync.warm import warm_up
 
-SERVICE: Final = "parameter-server"
 LOCK_S: Final = 20.0
 """How long a start waits for the process before it, of the same name, to let go of its folder."""
 _log = logging.getLogger(__name__)
@@ -38,7 +43,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
     """Serve the shards of server ``name`` until ``stop`` is set.
 
     Raises CoordinationError, KeysError, SnapshotError (FolderHeld if another process of this name does not end),
-    NoShards.
+    ReplicationChanged.
     """
     folder = settings.data.dir / "parameters" / name
     with ExitStack() as stack:
@@ -65,52 +70,77 @@ def _serve(
     stop: threading.Event,
 ) -> None:
     member, parameters = registration.member, settings.parameters
-    owned = shard_map.owned_by(member.name)
-    if not owned:
-        raise NoShards(
-            f"the shard map (epoch {shard_map.epoch}) gives {member.name} no shard; "
-            f"its servers are {', '.join(sorted(set(shard_map.servers)))}"
-        )
-    series = _SeriesByShard(folder, shard_map.shards, parameters.snapshots_kept)
-    config = HostConfig(member.name, owned, shard_map.shards, member.incarnation, parameters.change_stream)
-    host = Host(config, series.restore, _Numbers(coordination))
-    warm_up()
-    for declaration in read_declarations(coordination):
-        host.declare(declaration)
-    saver = Saver(series)
+    security = open_security(settings)
+    durability = Durability(
+        lambda model, shard: ShardFolder(folder, model, shard, shard_map.shards, parameters.snapshots_kept),
+        DurabilityConfig(
+            parameters.snapshot_interval,
+            parameters.log_size,
+            parameters.log_backlog,
+            Pace(parameters.fsync_interval),
+        ),
+    )
+    host = Host(
+        HostConfig(member.name, shard_map.shards, parameters.change_stream),
+        durability,
+        _Numbers(coordination),
+    )
+    fences = _Fences(folder / "fence")
+    config = ClusterConfig(
+        member.name, member.incarnation, parameters.replication, settings.coordination.lease_ttl
+    )
+    cluster = Cluster(config, host, _Links(rpc, security), fences.note)
+    control = Control(coordination, cluster, fences.newest)
     try:
-        intervals = Intervals(parameters.snapshot_interval, parameters.generation_interval)
-        server = ParameterServer(host, rpc, saver, intervals)
-        registration.update(ready=True)
-        _log.info("serving shards %s of %d at %s", list(owned), shard_map.shards, member.address)
+        warm_up()
+        for declaration in read_declarations(coordination):
+            host.declare(declaration)
+        server = ParameterServer(host, rpc, durability, cluster, Intervals(parameters.generation_interval))
+        control.start()
+        ready = False
         while not stop.is_set() and not registration.replaced.is_set():
             server.turn()
+            if not ready and cluster.in_order:
+                ready = True
+                registration.update(ready=True)
+                held = ", ".join(map(str, sorted(host.holds))) or "none"
+                _log.info("holding shards %s of %d at %s", held, shard_map.shards, member.address)
         if not registration.replaced.is_set():
             server.save_all()
     finally:
-        saver.close()
+        control.close()
+        cluster.close()
+        durability.close()
 
 
-class _SeriesByShard:
-    """The snapshot series of each shard below a folder."""
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """Connections to other parameter servers, in the server's own loop."""
 
-    def __init__(self, folder: Path, shards: int, kept: int) -> None:
-        self._folder, self._shards, self._kept = folder, shards, kept
-        self._known: dict[tuple[str, int], SnapshotSeries] = {}
+    rpc: RpcServer
+    security: Security | None
 
-    def __call__(self, model: str, shard: int) -> SnapshotSeries:
-        found = self._known.get((model, shard))
-        if found is None:
-            found = SnapshotSeries(self._folder, model, shard, self._shards, self._kept)
-            self._known[model, shard] = found
-        return found
+    def connect(self, address: str) -> Link:
+        return self.rpc.link(address, self.security)
 
-    def restore(self, model: str, shard: int) -> ShardState | None:
-        """The newest whole snapshot. Raises SnapshotError."""
-        state = self(model, shard).newest()
-        if state is not None:
-            _log.info("shard %d of model %s: restored from its snapshot", shard, model)
-        return state
+    def disconnect(self, connection: Connection) -> None:
+        assert isinstance(connection, Link)
+        self.rpc.unlink(connection)
+
+
+class _Fences:
+    """The largest fence that this server led under, as a file remembers it: should the coordination store be begun
+    anew, no fence is used twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        text = path.read_text() if path.exists() else ""
+        self.newest = int(text) if text.isdecimal() else 0
+
+    def note(self, fence: int) -> None:
+        if fence > self.newest:
+            self.newest = fence
+            _write(self._path, str(fence))
 
 
 class _Numbers:
@@ -151,10 +181,14 @@ def _incarnation(coordination: Coordination, folder: Path) -> int:
     number = coordination.increment("parameters/incarnation")
     while number <= last:
         number = coordination.increment("parameters/incarnation")
-    temporary = note.with_suffix(".tmp")
-    temporary.write_text(str(number))
-    temporary.rename(note)
+    _write(note, str(number))
     return number
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
 
 
 def _register(
@@ -172,12 +206,22 @@ def _register(
     return Registration(coordination, member, settings.coordination.lease_ttl)
 
 
+def _require_replication(found: ShardMap, replication: Replication) -> None:
+    if found.replicated and found.chained != (replication == "chain"):
+        was = "chain" if found.chained else "async or quorum"
+        raise ReplicationChanged(
+            f"the shard map was made for parameters.replication = {was}; it is {replication} now: set it back, or "
+            "start with a new coordination store and new folders"
+        )
+
+
 def _shard_map(settings: Settings, coordination: Coordination, stop: threading.Event) -> ShardMap | None:
     """The map in force; the first one waits for as many servers as the settings want. None when stopped."""
     wanted = settings.parameters.servers
     while not stop.is_set():
         found = read_shard_map(coordination)
         if found is not None:
+            _require_replication(found, settings.parameters.replication)
             if found.shards != settings.parameters.shards:
                 _log.warning(
                     "the shard map has %d shards; parameters.shards = %d is not used",
@@ -187,5 +231,12 @@ def _shard_map(settings: Settings, coordination: Coordination, stop: threading.E
             return found
         there = wait_for(coordination, SERVICE, lambda seen: len(seen) >= wanted, 1.0, stop=stop)
         if len(there) >= wanted:
-            settle_shard_map(coordination, [member.name for member in there], settings.parameters.shards)
+            parameters = settings.parameters
+            settle_shard_map(
+                coordination,
+                [member.name for member in there],
+                parameters.shards,
+                parameters.replicas,
+                chained=parameters.replication == "chain",
+            )
     return None

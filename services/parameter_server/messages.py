@@ -61,15 +61,17 @@ class Done(Wire):
 
 
 class PullRequest(Wire):
-    """Arrays: keys uint64 ``[N]`` per part."""
+    """Arrays: keys uint64 ``[N]`` per part. ``followers``: replicas that do not lead the shards may answer, too."""
 
     model: str
     epoch: int
     parts: list[Part]
+    followers: bool = False
 
 
 class PullReply(Wire):
-    """Arrays: rows float32 ``[N, d]`` per part. ``marks``: of all shards of the server."""
+    """Arrays: rows float32 ``[N, d]`` per part. ``marks``: of all shards that the server leads; of those asked for
+    where ``followers`` may answer."""
 
     marks: list[ShardMarks]
 
@@ -158,6 +160,7 @@ class ShardCursor(Wire):
     sequence: int = 0
     pushes: int = -1
     generation: int = -1
+    floor: int = 0
 
 
 class ChangesRequest(Wire):

@@ -9,9 +9,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.parameter_server.acknowledging import Acknowledging
+from services.parameter_server.cluster import Cluster
+from services.parameter_server.durability import Durability
 from services.parameter_server.host import Host
 from services.parameter_server.parking import Parking
-from services.parameter_server.saver import Saver
 from services.parameter_server.steps import StepService
 from services.rpc.server import RpcServer
 
@@ -24,9 +26,11 @@ class ServerMetrics(Collector):
 
     host: Host
     rpc: RpcServer
-    saver: Saver
+    durability: Durability
     parking: Parking
     steps: StepService
+    cluster: Cluster
+    pushed: Acknowledging
 
     def collect(self) -> Iterator[Metric]:
         """All metrics now."""
@@ -35,9 +39,7 @@ class ServerMetrics(Collector):
             yield _counter(f"messages_{name}", "Messages by what became of them.", value)
         for name, value in asdict(self.rpc.connections).items():
             yield _counter(f"connections_{name}", "Connections by what became of them.", value)
-        yield _counter("snapshots_total", "Snapshots written.", self.saver.counts.snapshots_total)
-        yield _counter("snapshot_failures_total", "Snapshots not written.", self.saver.counts.failures_total)
-        yield _counter("snapshot_bytes_total", "Bytes of snapshots written.", self.saver.counts.bytes_total)
+        yield from self._disk()
         yield _counter("polls_refused_total", "Long polls without room.", self.parking.rejected_total)
         yield _gauge("polls_parked", "Long polls that wait now.", len(self.parking.polls))
         yield _gauge(
@@ -46,6 +48,52 @@ class ServerMetrics(Collector):
             self.host.newest_accepted_at_ms / 1_000,
         )
         yield from self.steps.collect()
+        yield from self._replication()
+
+    def _replication(self) -> Iterator[Metric]:
+        led = GaugeMetricFamily(
+            f"{_PREFIX}_led", "1 where this server leads the shard, else 0.", labels=("shard",)
+        )
+        fence = GaugeMetricFamily(f"{_PREFIX}_fence", "The fencing epoch of its leader.", labels=("shard",))
+        behind = GaugeMetricFamily(
+            f"{_PREFIX}_follower_steps_behind",
+            "Steps that a follower does not hold yet.",
+            labels=("shard", "server"),
+        )
+        for shard, replica in self.cluster.replicas.items():
+            led.add_metric((str(shard),), float(replica.leading))
+            fence.add_metric((str(shard),), float(replica.place.fence))
+            for server, held in replica.followers.held.items() if replica.leading else ():
+                behind.add_metric((str(shard), server), float(replica.stream.number - held))
+        yield from (led, fence, behind)
+        followings = list(self.cluster.followings)
+        copied = sum(following.copied_rows_total for following in followings)
+        discarded = sum(following.discarded_steps_total for following in followings)
+        yield _counter("copied_rows_total", "Rows copied from other servers.", copied)
+        yield _counter(
+            "discarded_steps_total", "Steps of a deposed leader that were never replicated.", discarded
+        )
+        yield _gauge("pushes_unacknowledged", "Pushes that wait for replicas now.", self.pushed.waiting)
+        yield _counter(
+            "pushes_disowned_total", "Pushes whose leader was deposed.", self.pushed.disowned_total
+        )
+
+    def _disk(self) -> Iterator[Metric]:
+        counts, writer = self.durability.counts, self.durability.writer
+        written = writer.counts
+        yield _counter("snapshots_total", "Snapshots written.", written.snapshots_total)
+        yield _counter("snapshot_failures_total", "Snapshots not written.", written.snapshot_failures_total)
+        yield _counter("snapshot_bytes_total", "Bytes of snapshots written.", written.snapshot_bytes_total)
+        yield _counter("log_steps_total", "Steps written to the log.", written.log_steps_total)
+        yield _counter("log_bytes_total", "Bytes written to the log.", written.log_bytes_total)
+        yield _counter("log_syncs_total", "Times that a log was synced.", written.syncs_total)
+        yield _counter("disk_failures_total", "Writes that failed.", written.failures_total)
+        yield _counter("log_given_up_total", "Times that a shard's log was given up.", counts.given_up_total)
+        yield _counter("log_dropped_total", "Steps that were not written to a log.", counts.dropped_total)
+        yield _counter("pushes_held_back_total", "Pushes that the disk made wait.", counts.held_back_total)
+        yield _gauge("log_waiting_bytes", "Steps that are not written yet.", writer.waiting_bytes)
+        yield _gauge("disk_failing", "1 while the last write failed.", writer.failing)
+        yield _gauge("shards_not_durable", "Shards without a log until a snapshot.", self.durability.given_up)
 
     def _shards(self) -> Iterator[Metric]:
         pushes = CounterMetricFamily(

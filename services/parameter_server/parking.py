@@ -25,8 +25,17 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """A ``tail`` call by a server that has every step, to be answered when there is one more."""
+
+    call: Call
+    request: wire.TailRequest
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A ``checkpoint`` call: per model and shard, the moves that have to be on disk first."""
+    """A ``checkpoint`` call: per model and shard, the position that has to be on disk first."""
 
     call: Call
     wanted: dict[tuple[str, int], int]
@@ -39,6 +48,8 @@ class Parking:
     capacity: int = MAX_PARKED
     polls: list[Poll] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    tails: dict[str, Tail] = field(default_factory=dict)
+    """By server that asks: its newest call counts, as it says more of how far it is."""
     rejected_total: int = 0
 
     def full_for(self, peer: bytes) -> bool:
@@ -69,11 +80,27 @@ class Parking:
         self.polls = staying
         return ready
 
+    def ready_tails(
+        self, answer: Callable[[wire.TailRequest], Answer | None], now_s: float
+    ) -> list[tuple[Call, Answer]]:
+        """As ``ready_polls``, for servers that follow shards."""
+        ready: list[tuple[Call, Answer]] = []
+        for server, tail in list(self.tails.items()):
+            found = answer(tail.request)
+            if found is None and tail.until_s <= now_s:
+                found = (wire.TailReply([]), ())
+            if found is not None:
+                ready.append((tail.call, found))
+                del self.tails[server]
+        return ready
+
     def ready_checkpoints(self, host: Host, now_s: float) -> list[Call]:
         """The checkpoints whose shards are on disk; they leave, as do those nobody waits for any more."""
-        saved = {(model, held.shard.shard_id): held.saved_moves for model, held in host.all_held()}
+        saved = {(model, held.shard.shard_id): held.durable.position for model, held in host.all_held()}
         waiting = [one for one in self.checkpoints if one.call.deadline_s > now_s]
-        ready = [one for one in waiting if all(saved[key] >= least for key, least in one.wanted.items())]
+        ready = [
+            one for one in waiting if all(saved.get(key, -1) >= least for key, least in one.wanted.items())
+        ]
         self.checkpoints = [one for one in waiting if one not in ready]
         return [one.call for one in ready]
 

@@ -139,7 +139,7 @@ class Followers:
         others = [server for server in self.place.replicas if server != self.name]
         if self.replication == "async" or not others:
             return number
-        if self.replication == "chain":
+        if self.replication == "chain" and self.name in self.place.chain:
             behind = self.place.chain[self.place.chain.index(self.name) + 1 :]
             return min(number, self.held.get(behind[0], 0)) if behind else number
         numbers = sorted([number, *(self.held.get(server, 0) for server in others)], reverse=True)

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.parameter_server import messages as wire
+from services.parameter_server.acknowledging import Acknowledging
+from services.parameter_server.cluster import Cluster
+from services.parameter_server.durability import Durability
 from services.parameter_server.handlers import Rejected, guarded, handle
 from services.parameter_server.host import Answer, Host
 from services.parameter_server.metrics import ServerMetrics, exposition
-from services.parameter_server.parking import MAX_WAIT_S, Checkpoint, Parking, Poll
-from services.parameter_server.saver import Saver
+from services.parameter_server.parking import MAX_WAIT_S, Checkpoint, Parking, Poll, Tail
+from services.parameter_server.step_messages import CONTRIBUTE
 from services.parameter_server.steps import METHODS as STEP_METHODS
 from services.parameter_server.steps import StepService
 from services.rpc.server import BUSY, Call, RpcServer
@@ -22,59 +25,64 @@ from services.rpc.server import BUSY, Call, RpcServer
 TURN_S: Final = 0.005
 """How long calls are answered before waiting polls get a look: what a reader may wait under load."""
 IDLE_S: Final = 0.05
-SAVING_S: Final = 0.005
-FINAL_SNAPSHOT_S: Final = 15.0
+WRITING_S: Final = 0.002
+FINAL_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How often shards are saved and dense weights published, seconds."""
+    """How often dense weights are published, seconds."""
 
-    snapshot_s: float
     generation_s: float
 
 
 class ParameterServer:
-    """Ties the shards (``host``), the socket (``rpc``) and the snapshots (``saver``) together."""
+    """Ties the shards (``host``), the socket (``rpc``), what keeps them (``durability``) and the other servers
+    (``cluster``) together."""
 
     def __init__(
         self,
         host: Host,
         rpc: RpcServer,
-        saver: Saver,
+        durability: Durability,
+        cluster: Cluster,
         intervals: Intervals,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._rpc, self._saver, self._intervals = host, rpc, saver, intervals
-        self._monotonic = monotonic
+        self._host, self._rpc, self._durability, self._intervals = host, rpc, durability, intervals
+        self._cluster, self._monotonic = cluster, monotonic
+        host.on_step = cluster.took
         self._parking = Parking()
-        self._steps = StepService(host, rpc, monotonic)
-        self._metrics = ServerMetrics(host, rpc, saver, self._parking, self._steps)
+        self._pushed = Acknowledging(rpc, lambda: cluster.pending(list(host.fences)), cluster.settled)
+        self._steps = StepService(host, self._pushed, monotonic)
+        self._metrics = ServerMetrics(
+            host, rpc, durability, self._parking, self._steps, cluster, self._pushed
+        )
         now = monotonic()
-        self._next_snapshot_s = now + intervals.snapshot_s
         self._next_generation_s = now + intervals.generation_s
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until ``stop`` is set, then save what has not been saved."""
+        """Serve until ``stop`` is set, then write what is not on disk yet."""
         while not stop.is_set():
             self.turn()
         self.save_all()
 
     def save_all(self) -> None:
-        """Save every shard that moved since it was saved, and wait for it."""
-        self._saver.begin(list(self._host.all_held()))
-        if not self._saver.finish(FINAL_SNAPSHOT_S):
-            _log.error("the last snapshots were not complete after %g s", FINAL_SNAPSHOT_S)
+        """Wait until every step is on disk."""
+        if not self._durability.finish(FINAL_S):
+            _log.error("not everything was on disk after %g s; trainers will push it again", FINAL_S)
 
     def turn(self) -> None:
         """One turn: wait for calls, answer them, wake who waits, do what is due."""
         now = self._monotonic()
-        longest = IDLE_S if self._saver.idle else SAVING_S
+        longest = WRITING_S if self._durability.busy or self._parking.checkpoints else IDLE_S
         self._rpc.wait(self._steps.next_s(self._parking.next_s(now, longest)))
         worked = self._answer_calls()
         self._keep_intervals()
         self._steps.expire()
+        worked = self._cluster.turn() or worked
+        self._wake_followers()
         if worked or self._parking.polls:
             self._wake_polls()
 
@@ -94,6 +102,13 @@ class ParameterServer:
                 self._poll(call)
             elif call.request.method == "checkpoint":
                 self._checkpoint(call)
+            elif call.request.method == "tail":
+                self._tail(call)
+            elif call.request.method in ("push", CONTRIBUTE) and (why := self._takes_no_pushes()):
+                self._rpc.fail(call, BUSY, why)
+            elif call.request.method == "push":
+                answer = guarded(lambda: self._at_once(call), call.request.method)
+                self._pushed.answer(call, wire.pack(answer[0]), answer[1])
             elif call.request.method in STEP_METHODS:
                 self._steps.answer(call)
             else:
@@ -101,7 +116,16 @@ class ParameterServer:
         except Rejected as rejected:
             self._rpc.fail(call, rejected.code, rejected.message)
 
+    def _takes_no_pushes(self) -> str:
+        """An empty text, or why pushes have to come again later."""
+        if self._durability.full:
+            self._durability.counts.held_back_total += 1
+            return "the disk is slower than the pushes; try again"
+        return next((why for shard in self._host.fences if (why := self._cluster.takes_pushes(shard))), "")
+
     def _at_once(self, call: Call) -> Answer:
+        if call.request.method == "copy":
+            return self._cluster.copy(wire.unpack(call.request.body, wire.CopyRequest))
         if call.request.method == "describe":
             return self._describe(), ()
         if call.request.method == "metrics":
@@ -116,11 +140,11 @@ class ParameterServer:
             self._rpc.answer(call, wire.pack(message), arrays)
 
     def _describe(self) -> wire.DescribeReply:
-        config, saved_s = self._host.config, self._saver.counts.last_saved_s
+        config, saved_s = self._host.config, self._durability.counts.last_snapshot_s
         return wire.DescribeReply(
             config.name,
-            config.incarnation,
-            list(config.owned),
+            self._host.incarnation,
+            sorted(self._host.fences),
             self._host.describe(),
             sum(held.moves for _, held in self._host.all_held()),
             None if saved_s is None else self._monotonic() - saved_s,
@@ -139,6 +163,28 @@ class ParameterServer:
             wait_s = min(request.wait_ms / 1_000, MAX_WAIT_S)
             self._parking.polls.append(Poll(call, request, self._monotonic() + wait_s))
 
+    def _tail(self, call: Call) -> None:
+        request = guarded(lambda: wire.unpack(call.request.body, wire.TailRequest), "tail")
+        found = guarded(lambda: self._cluster.tail(request), "tail")
+        before = self._parking.tails.pop(request.server, None)
+        if before is not None:
+            self._send(before.call, (wire.TailReply([]), ()))
+        if found is not None or request.wait_ms <= 0:
+            self._send(call, found or (wire.TailReply([]), ()))
+        elif len(self._parking.tails) >= self._parking.capacity:
+            self._refuse_parking(call)
+        else:
+            wait_s = min(request.wait_ms / 1_000, MAX_WAIT_S)
+            self._parking.tails[request.server] = Tail(call, request, self._monotonic() + wait_s)
+
+    def _wake_followers(self) -> None:
+        """Send new steps to those who follow, and answer the pushes that enough of them hold."""
+        now = self._monotonic()
+        for call, answer in self._parking.ready_tails(self._cluster.tail, now):
+            self._send(call, answer)
+        if self._pushed.waiting:
+            self._pushed.release(now)
+
     def _changes(self, request: wire.ChangesRequest) -> Answer | None:
         return guarded(lambda: self._host.changes(request), "changes")
 
@@ -147,12 +193,11 @@ class ParameterServer:
         self._rpc.fail(call, BUSY, "too many calls wait already")
 
     def _checkpoint(self, call: Call) -> None:
-        wanted = {(model, held.shard.shard_id): held.moves for model, held in self._host.all_held()}
+        wanted = {(model, held.shard.shard_id): held.shard.position for model, held in self._host.all_held()}
         if self._parking.full_for(call.peer):
             self._refuse_parking(call)
             return
         self._parking.checkpoints.append(Checkpoint(call, wanted))
-        self._saver.begin(list(self._host.all_held()))
 
     def _wake_polls(self) -> None:
         for call, answer in self._parking.ready_polls(self._changes, self._monotonic()):
@@ -160,13 +205,10 @@ class ParameterServer:
 
     def _keep_intervals(self) -> None:
         now = self._monotonic()
-        if now >= self._next_snapshot_s:
-            self._next_snapshot_s = now + self._intervals.snapshot_s
-            self._saver.begin(list(self._host.all_held()))
         if now >= self._next_generation_s:
             self._next_generation_s = now + self._intervals.generation_s
             self._host.publish_all()
-        self._saver.step()
+        self._durability.step()
         if self._parking.checkpoints:
             for call in self._parking.ready_checkpoints(self._host, now):
                 self._send(call, (wire.Done(), ()))

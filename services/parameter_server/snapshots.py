@@ -1,13 +1,16 @@
-"""Snapshots as files: one series per shard, each file complete or absent, the newest good one counts.
+"""Where a shard's snapshots and logs lie, and what is wrong when they cannot be started from.
 
-``<folder>/<model>/<shard>-of-<shards>/<number>.snapshot``. A file is written beside its place, synced, renamed,
-and its folder synced; so a crash leaves at most a temporary file. A damaged file keeps its bytes under
-``<number>.damaged`` for whoever wants to look; the newest two of those are kept.
+``<folder>/<model>/<shard>-of-<shards>/`` holds ``<position>.snapshot``, the shard as of that step, and
+``<position>.log``, the steps from that one on, up to where the next log begins. Both are files of records (see
+``sync/snapshot.py``). A snapshot is written beside its place, synced, renamed, and its folder synced; so a crash
+leaves at most a temporary file. What is damaged keeps its bytes under its name and ``.damaged``, for whoever wants to
+look; the newest eight of those are kept.
 
 Exceptions::
 
     SnapshotError
-    ├── SnapshotsLost        there are snapshots of the shard, and not one can be read
+    ├── SnapshotsLost        there was something of the shard, and nothing of it can be read
+    ├── OtherVersion         written by a version whose files this one does not read
     ├── LayoutChanged        the snapshots were made with another number of shards
     └── FolderHeld           another process of the same name has the folder
 """
@@ -15,23 +18,20 @@ Exceptions::
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from sync.errors import SnapshotDamaged
-from sync.shard import ShardState
-from sync.snapshot import decode
+from services.parameter_server.files import Disk, GrowingFile
 
-SUFFIX: Final = ".snapshot"
+SNAPSHOT: Final = ".snapshot"
+LOG: Final = ".log"
 DAMAGED: Final = ".damaged"
 TEMPORARY: Final = ".tmp"
-DAMAGED_KEPT: Final = 2
+DAMAGED_KEPT: Final = 8
+_COPY_BYTES: Final = 2**20
 _log = logging.getLogger(__name__)
-
-Buffer = bytes | bytearray | memoryview
 
 
 class SnapshotError(Exception):
@@ -39,7 +39,11 @@ class SnapshotError(Exception):
 
 
 class SnapshotsLost(SnapshotError):
-    """Every snapshot of a shard is damaged."""
+    """Every snapshot of a shard is damaged, and its log does not reach back to its birth."""
+
+
+class OtherVersion(SnapshotError):
+    """The file is whole for all that is known, but of a format that this version does not read."""
 
 
 class LayoutChanged(SnapshotError):
@@ -50,13 +54,19 @@ class FolderHeld(SnapshotError):
     """Another process still writes here."""
 
 
-class SnapshotSeries:
-    """The snapshots of one shard, of which the newest ``kept`` stay."""
+Numbered = list[tuple[int, Path]]
+"""Files with the position in their names, ascending."""
 
-    def __init__(self, folder: Path, model: str, shard: int, shards: int, kept: int) -> None:
+
+class ShardFolder:
+    """The files of one shard. ``kept``: how many snapshots stay."""
+
+    def __init__(
+        self, folder: Path, model: str, shard: int, shards: int, kept: int, disk: Disk | None = None
+    ) -> None:
         """Raises LayoutChanged if the model was saved with another number of shards."""
-        self._kept = kept
-        self._folder = folder / model / f"{shard}-of-{shards}"
+        self.kept, self.disk = kept, disk or Disk()
+        self.path = folder / model / f"{shard}-of-{shards}"
         for other in sorted((folder / model).glob("*-of-*")):
             if other.name.rpartition("-of-")[2] != str(shards):
                 raise LayoutChanged(
@@ -64,72 +74,85 @@ class SnapshotSeries:
                     f"or move {folder / model} away to start anew"
                 )
 
-    def newest(self) -> ShardState | None:
-        """The newest snapshot that is whole, or None where there never was one. Raises SnapshotsLost."""
-        self._sweep()
-        files = self._files(SUFFIX)
-        for path in reversed(files):
-            try:
-                return decode(path.read_bytes())
-            except SnapshotDamaged as error:
-                _log.error("snapshot %s is damaged (%s); the one before it is used", path, error)
-                path.rename(path.with_suffix(DAMAGED))
-        if files:
-            raise SnapshotsLost(f"no snapshot in {self._folder} can be read; see its {DAMAGED} files")
-        if damaged := self._files(DAMAGED):
-            raise SnapshotsLost(
-                f"all snapshots in {self._folder} were found damaged (newest: {damaged[-1].name}); "
-                "move the folder away to start this shard anew from the log"
-            )
-        return None
+    def snapshots(self) -> Numbered:
+        """Every snapshot, by the position at which it was begun."""
+        return self._files(SNAPSHOT)
 
-    def write(self, buffers: Sequence[Buffer]) -> Path:
-        """Make a snapshot durable and drop those beyond the number kept. Raises OSError; then nothing changed."""
-        self._make_folder()
-        numbers = [int(path.stem) for path in (*self._files(SUFFIX), *self._files(DAMAGED))]
-        path = self._folder / f"{max(numbers, default=0) + 1:012d}{SUFFIX}"
-        temporary = path.with_suffix(TEMPORARY)
+    def logs(self) -> Numbered:
+        """Every log, by its first position."""
+        return self._files(LOG)
+
+    def damaged(self) -> list[Path]:
+        """What was set aside, the newest last."""
+        found = self.path.glob(f"*{DAMAGED}")
+        return sorted(found, key=lambda path: (path.stat().st_ctime_ns, path.name))
+
+    def snapshot(self, position: int) -> Path:
+        return self.path / f"{position:012d}{SNAPSHOT}"
+
+    def log(self, position: int) -> Path:
+        return self.path / f"{position:012d}{LOG}"
+
+    def create(self, path: Path) -> GrowingFile:
+        """A new file here, its name durable. Raises OSError."""
+        self.disk.make_folder(self.path)
+        file = GrowingFile(path, self.disk)
         try:
-            with temporary.open("wb", buffering=0) as file:
-                for buffer in buffers:
-                    _write_all(file.fileno(), memoryview(buffer))
-                os.fsync(file.fileno())
-            temporary.rename(path)
+            self.disk.sync_path(self.path)
         except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            file.close()
             raise
-        _sync_folder(self._folder)
-        for old in self._files(SUFFIX)[: -self._kept]:
-            old.unlink()
-        for old in self._files(DAMAGED)[:-DAMAGED_KEPT]:
-            old.unlink()
-        return path
+        return file
 
-    def _files(self, suffix: str) -> list[Path]:
-        return sorted(path for path in self._folder.glob(f"*{suffix}") if path.stem.isdecimal())
+    def sweep(self) -> None:
+        """Remove what a crash left half written under a temporary name."""
+        for path in self.path.glob(f"*{TEMPORARY}"):
+            _log.info("removing %s: its write did not finish", path)
+            self.disk.remove(path)
 
-    def _make_folder(self) -> None:
-        missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.is_dir()]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # A file is only as durable as the names that lead to it.
-        for folder in missing:
-            _sync_folder(folder.parent)
+    def set_aside(self, path: Path) -> None:
+        """Keep a file under its name and ``.damaged``. Raises OSError."""
+        self.disk.rename(path, path.with_name(path.name + DAMAGED))
+        self._tidy()
 
-    def _sweep(self) -> None:
-        for path in self._folder.glob(f"*{TEMPORARY}"):
-            _log.warning("removing %s: its write did not finish", path)
-            path.unlink()
+    def cut(self, path: Path, size: int, *, keep: bool) -> None:
+        """Shorten a file, having copied what goes to a ``.damaged`` one if ``keep``. Raises OSError."""
+        with path.open("r+b") as file:
+            if keep:
+                file.seek(size)
+                with path.with_name(f"{path.name}.from-{size}{DAMAGED}").open("wb") as copy:
+                    while part := file.read(_COPY_BYTES):
+                        copy.write(part)
+            file.truncate(size)
+        self.disk.sync_path(path)
+        self._tidy()
 
+    def prune(self) -> None:
+        """Remove the snapshots beyond those kept, and the logs that none of the kept ones needs. The log reaches back
+        to the shard's birth until there are as many snapshots as are kept. Raises OSError."""
+        found = self.snapshots()
+        if len(found) < self.kept:
+            return
+        oldest = found[-self.kept][0]
+        logs = self.logs()
+        for (_, path), (following, _) in pairwise(logs):
+            if following <= oldest + 1:
+                self.disk.remove(path)
+        for _, path in found[: -self.kept]:
+            self.disk.remove(path)
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    def keep_only(self, files: Collection[Path]) -> None:
+        """Remove every snapshot and log but ``files``: they belong to another line of steps. Raises OSError."""
+        for _, path in (*self.snapshots(), *self.logs()):
+            if path not in files:
+                self.disk.remove(path)
 
+    def _files(self, suffix: str) -> Numbered:
+        return sorted(
+            (int(path.stem), path) for path in self.path.glob(f"*{suffix}") if path.stem.isdecimal()
+        )
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _tidy(self) -> None:
+        for old in self.damaged()[:-DAMAGED_KEPT]:
+            self.disk.remove(old)
+        self.disk.sync_path(self.path)

@@ -22,12 +22,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from services.parameter_server import messages as wire
 from services.parameter_server import step_messages as steps
+from services.parameter_server.acknowledging import Answers
 from services.parameter_server.handlers import Rejected, guarded
 from services.parameter_server.host import Answer, Held, Host
 from services.parameter_server.parking import MAX_PARKED
 from services.parameter_server.types import ModelUnknown, ParametersRefused
 from services.rpc.codec import Array
-from services.rpc.server import BUSY, Call, RpcServer
+from services.rpc.server import BUSY, Call
 from sync.columns import MAX_ROWS
 from sync.pushes import Part, Push, PushOutcome
 from sync.steps import BadStep, Collector, Group, Taken
@@ -69,7 +70,7 @@ class _Steps:
 class StepService:
     """Answers the methods of ``step_messages``. Used by the server's one thread."""
 
-    def __init__(self, host: Host, rpc: RpcServer, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, host: Host, rpc: Answers, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host, self._rpc, self._monotonic = host, rpc, monotonic
         self._models: dict[str, _Steps] = {}
         self._dropped_total = 0
@@ -124,20 +125,20 @@ class StepService:
         request = wire.unpack(body, steps.AttendRequest)
         found = self._steps(request.model, request.group)
         if found is None:
-            return steps.AttendReply("regrouped", self._host.config.incarnation, 0)
+            return steps.AttendReply("regrouped", self._host.incarnation, 0)
         if request.step == steps.ABSTAIN:
             found.collector.abstain(request.group.rank)
         else:
             found.collector.join(request.group.rank, request.step)
         self._take(request.model, found)
-        return steps.AttendReply("taken", self._host.config.incarnation, found.collector.open)
+        return steps.AttendReply("taken", self._host.incarnation, found.collector.open)
 
     def _contribute(self, call: Call) -> None:
         request = wire.unpack(call.request.body, steps.ContributeRequest)
         self._host.require_incarnation(request.incarnation)
         found = self._steps(request.model, request.group)
         if found is None:
-            self._send(call, (steps.ContributeReply("regrouped", self._host.config.incarnation, 0, []), ()))
+            self._send(call, (steps.ContributeReply("regrouped", self._host.incarnation, 0, []), ()))
             return
         contribution = self._contribution(request, call.request.arrays)
         key = request.group.rank, request.step
@@ -192,8 +193,9 @@ class StepService:
     def _apply(self, model: str, taken: Taken[Contribution]) -> tuple[dict[int, Outcomes], str]:
         """One optimiser step a shard with all pushes of the step; what became of them by rank."""
         outcomes: dict[int, Outcomes] = {rank: [] for rank, _ in taken.parts}
-        held = self._host.model(model).held
+        of_model = self._host.model(model)
         shards = sorted({shard for _, one in taken.parts for shard in one.pushes})
+        held = {shard: self._host.held(of_model, shard) for shard in shards}
         for shard in shards:
             ranks = [rank for rank, one in taken.parts if shard in one.pushes]
             pushes = [one.pushes[shard] for _, one in taken.parts if shard in one.pushes]
@@ -230,7 +232,8 @@ class StepService:
         self, call: Call, found: _Steps, request: steps.ContributeRequest, contribution: Contribution
     ) -> None:
         """Answer a contribution whose step was taken: a repetition is a duplicate, the rest as asked."""
-        held = self._host.model(request.model).held
+        of_model = self._host.model(request.model)
+        held = {shard: self._host.held(of_model, shard) for shard in contribution.pushes}
         outcomes: Outcomes = []
         for shard, push in contribution.pushes.items():
             if push.offset <= held[shard].shard.applied(push.source):
@@ -258,7 +261,7 @@ class StepService:
 
     def _dense_state(self, body: bytes) -> Answer:
         request = wire.unpack(body, steps.DenseStateRequest)
-        incarnation = self._host.config.incarnation
+        incarnation = self._host.incarnation
         if self._steps(request.model, request.group) is None:
             return steps.DenseStateReply("regrouped", incarnation, ""), ()
         held = self._host.holder(request.model, request.table)
@@ -277,7 +280,7 @@ class StepService:
         digest: str = "",
         more: bool = False,
     ) -> None:
-        incarnation = self._host.config.incarnation
+        incarnation = self._host.incarnation
         reply = steps.ContributeReply(
             verdict, incarnation, found.collector.open, outcomes or [], digest, more
         )

@@ -8,7 +8,7 @@ Exceptions::
     │   ├── ModelUnknown         the model was never declared
     │   └── ModelMismatch        the model was declared otherwise (both sides are named)
     ├── IncarnationChanged       a server restarted since the caller last looked; rewind to ``applied``
-    └── NoShards                 a server's own: the shard map gives it nothing to hold
+    └── ReplicationChanged       a server's own: its settings do not fit the shard map
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class IncarnationChanged(ParameterError):
         super().__init__(f"{server} is now incarnation {found}, expected {expected}")
 
 
-class NoShards(ParameterError):
-    """The shard map in force does not name this server."""
+class ReplicationChanged(ParameterError):
+    """The shard map in force was made for another way to replicate."""
 
 
 class Mark(NamedTuple):

@@ -32,6 +32,7 @@ from services.rpc.codec import (
 from services.rpc.connections import ConnectionCounts, Connections
 from services.rpc.errors import MalformedMessage, MessageTooLarge
 from services.rpc.gate import DOMAIN, Gate
+from services.rpc.link import Link
 from services.rpc.outbox import Outbox
 from services.rpc.queue import FairQueue
 from services.rpc.security import Security
@@ -43,6 +44,7 @@ MAX_TEXT: Final = 2_000
 """Characters of a failure's message: what a peer sent may stand in it, whatever its length."""
 LOOK: Final = 256
 """Messages taken in at one look at most: whoever floods cannot keep the loop there."""
+WATCH_S: Final = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +107,7 @@ class RpcServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate: Gate | None = None
         self._watch: Connections | None = None
+        self._next_watch_s = float("-inf")
         self._poller = zmq.Poller()
         try:
             self._open(listen, security)
@@ -139,8 +142,19 @@ class RpcServer:
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
+    def link(self, address: str, security: Security | None) -> Link:
+        """A connection to another server that ``wait`` waits for, too. ``unlink`` it when it is done with."""
+        link = Link(self._context, address, security, self._monotonic)
+        self._poller.register(link.socket, zmq.POLLIN)
+        return link
+
+    def unlink(self, link: Link) -> None:
+        """Close a connection that ``link`` made."""
+        self._poller.unregister(link.socket)
+        link.close()
+
     def wait(self, timeout_s: float) -> None:
-        """Wait until a request is there or ``timeout_s`` passed, and take in what has arrived."""
+        """Wait until a request or an answer to a link is there, or ``timeout_s`` passed, and take requests in."""
         if not len(self._queue):
             self._poller.poll(max(0, round(timeout_s * 1_000)))
         self._look_at_connections()
@@ -156,7 +170,10 @@ class RpcServer:
         if self._gate is not None:
             self._gate.look()
             self.connections.refused_total = self._gate.refused_total
-        if self._watch is not None:
+        now = self._monotonic()
+        if self._watch is not None and now >= self._next_watch_s:
+            # Only counted, so not with every call: looking costs a tenth of a small one.
+            self._next_watch_s = now + WATCH_S
             self._watch.look()
 
     def _take_in(self, peer: bytes, frames: list[memoryview]) -> None:

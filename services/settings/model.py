@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from services.settings.units import Duration, Size
 
@@ -122,14 +122,40 @@ class ParameterSettings(Section):
 
     servers: Count = 1
     shards: Count = 4
+    replicas: Count = 1
+    """Servers that hold each shard: one leads it, the others follow, and one of them leads when it dies."""
+    replication: Literal["async", "quorum", "chain"] = "async"
+    """When a push is acknowledged: at once (``async``), once a majority of the replicas holds it (``quorum``; wants
+    three or more), once all that are in step do, each passing it on to the next (``chain``)."""
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    snapshot_interval: Duration = 5.0
+    snapshot_interval: Duration = 60.0
+    """Between two snapshots of a shard that moves. What happened since the last is in the log, so this decides how long
+    a restart takes, not what it loses."""
     snapshots_kept: Count = 2
+    fsync_interval: Duration = 0.02
+    """Updates of this long reach the disk together. An update that was not on disk is pushed again after a crash."""
+    log_size: Size = 256 * 2**20
+    """A snapshot is also due once a shard's log since the last one is longer than this, and than that snapshot."""
+    log_backlog: Size = 256 * 2**20
+    """Updates that wait in memory for the disk at most. Beyond it pushes wait too; where the disk fails, the log is
+    given up until there is room for a snapshot, and training goes on from memory."""
     generation_interval: Duration = 30.0
     deadline: Duration = 5.0
     change_stream: Count = 262_144
     """Rows a shard's change stream remembers; a reader further behind gets a full scan."""
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> Self:
+        if self.replicas > self.servers:
+            raise ValueError(
+                f"replicas = {self.replicas} of each shard need as many servers; servers = {self.servers}"
+            )
+        if self.replication == "quorum" and self.replicas == 2:
+            raise ValueError(
+                "replication = quorum with replicas = 2 stops when either server dies; take 3 replicas, or chain"
+            )
+        return self
 
 
 class RpcSettings(Section):

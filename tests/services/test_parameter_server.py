@@ -28,9 +28,11 @@ from support.parameters import (
     recorded,
     threads,
 )
+from support.service_process import eventually
 
 from models.samples import Watermark
 from services.coordination import Member, Registration
+from services.coordination.shardmap import change_shard_map, settle_shard_map
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server import (
     AsyncParameterClient,
@@ -47,7 +49,6 @@ from services.parameter_server import (
 )
 from services.parameter_server.directory import SERVICE
 from services.parameter_server.main import run
-from services.parameter_server.types import NoShards
 from services.rpc import RpcServer
 
 SHARDS = 4
@@ -88,8 +89,10 @@ class TestBlocking:
         fleet = Fleet()
         for offset in range(5):
             replies = push(client, model, offset)
+            durable = {shard: reply.durable for shard, reply in replies.items()}
+            assert all(-1 <= at <= offset for at in durable.values())
             assert [(s, r.status, r.applied, r.durable) for s, r in replies.items()] == [
-                (shard, "applied", offset, -1) for shard in range(SHARDS)
+                (shard, "applied", offset, durable[shard]) for shard in range(SHARDS)
             ]
             fleet.ask(operations.push(fleet.route, gradients(offset, recorded(offset), 1)))
         expected = fleet.ask(operations.pull(fleet.route, EVERYTHING)).rows
@@ -109,10 +112,8 @@ class TestBlocking:
 
     def test_a_checkpoint_makes_everything_durable(self, client: ParameterClient, model: str) -> None:
         push(client, model, 0)
-        assert {reply.durable for reply in client.applied(model, SOURCE).values()} == {-1}
         client.checkpoint()
         assert {(r.applied, r.durable) for r in client.applied(model, SOURCE).values()} == {(0, 0)}
-        assert all(server.snapshot_age_s is not None for server in client.describe())
 
     def test_dense_generations(self, client: ParameterClient, model: str) -> None:
         assert client.dense(model).generation == 0
@@ -181,7 +182,6 @@ class TestUnavailable:
     def test_the_deadline_is_an_error_that_names_the_server(self, tmp_path: Path) -> None:
         silent = RpcServer("127.0.0.1:0")
         with closing(SqliteCoordination(tmp_path / "coordination.db")) as store:
-            from services.coordination.shardmap import settle_shard_map
             from services.parameter_server.declarations import Declaration, settle_declaration
 
             settle_shard_map(store, ["silent-one", "absent-one"], 2)
@@ -200,13 +200,21 @@ class TestUnavailable:
         with client_of(tmp_path, deadline_s=0.2) as client, missing:
             client.describe()
 
-    def test_a_server_without_shards_does_not_start(self, tmp_path: Path) -> None:
-        from services.coordination.shardmap import settle_shard_map
-
+    def test_a_server_without_shards_is_spare_until_one_moves_to_it(self, tmp_path: Path) -> None:
         with closing(SqliteCoordination(tmp_path / "coordination.db")) as store:
-            settle_shard_map(store, ["another"], 2)
-        with pytest.raises(NoShards, match="its servers are another"):
-            run(make_settings(tmp_path, 1, 2), "parameter-server-0", threading.Event())
+            settle_shard_map(store, ["parameter-server-0"], SHARDS)
+            with threads(make_settings(tmp_path, 2, SHARDS)), client_of(tmp_path) as client:
+                client.declare("main", SPECS, "fp-1")
+                for offset in range(3):
+                    push(client, "main", offset)
+                before = client.pull("main", EVERYTHING).rows
+                assert [d.shards for d in client.describe()] == [(0, 1, 2, 3), ()]
+                change_shard_map(store, lambda now: now.change({}, {1: "parameter-server-1"}))
+                eventually(lambda: [d.shards for d in client.describe()] == [(0, 2, 3), (1,)])
+                after = client.pull("main", EVERYTHING).rows
+                assert all(after[name].tobytes() == before[name].tobytes() for name in before)
+                assert {r.status for r in push(client, "main", 2).values()} == {"duplicate"}
+                assert {r.status for r in push(client, "main", 3).values()} == {"applied"}
 
     def test_a_server_that_waits_for_others_can_be_stopped(self, tmp_path: Path) -> None:
         stop = threading.Event()

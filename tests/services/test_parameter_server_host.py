@@ -354,7 +354,8 @@ class TestRestore:
     def test_a_snapshot_of_another_schema_is_refused_with_both_named(self) -> None:
         first = Fleet()
         push(first, 0)
-        state = replace(first.hosts["a"].models["main"].held[0].shard.state(), fingerprint="fp-0")
+        state = first.hosts["a"].models["main"].held[0].shard.state()
+        state = replace(state, head=replace(state.head, fingerprint="fp-0"))
         with pytest.raises(ModelMismatch, match="fp-0 was declared, this one is fp-1"):
             Fleet(restore=lambda _model, _shard: state, incarnation=2)
 

@@ -24,8 +24,9 @@ from services.parameter_server.client import ParameterClient
 from services.parameter_server.declarations import Declaration
 from services.parameter_server.directory import Directory
 from services.parameter_server.handlers import handle
-from services.parameter_server.host import Host, HostConfig
+from services.parameter_server.host import Held, Host, HostConfig, Keeper
 from services.parameter_server.messages import pack
+from services.parameter_server.offsets import DurableOffsets
 from services.parameter_server.operations import Gradients, Operation
 from services.parameter_server.routing import Route
 from services.parameter_server.types import Keys, Rows
@@ -34,7 +35,8 @@ from services.settings.model import DataSettings, ParameterSettings, Settings
 from sync.clock import HybridClock
 from sync.placement import shard_of
 from sync.pushes import Source
-from sync.shard import ShardState
+from sync.records import Delta, Head
+from sync.shard import Shard, ShardState
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 T = TypeVar("T")
@@ -61,6 +63,36 @@ class Numbers:
         return self.last
 
 
+class Kept:
+    """Shards that begin with a state and are kept nowhere (a ``Keeper``)."""
+
+    def __init__(
+        self, state_of: Callable[[str, int], ShardState | None] = lambda _model, _shard: None
+    ) -> None:
+        self._state_of = state_of
+
+    def open(
+        self, model: str, shard_id: int, make: Callable[[], Shard], check: Callable[[Head], None]
+    ) -> Held:
+        held = Held(make())
+        state = self._state_of(model, shard_id)
+        if state is not None:
+            check(state.head)
+            held.shard.restore(state)
+            offsets = {source: progress.applied for source, progress in state.head.pushes.items()}
+            held.durable = DurableOffsets(held.shard.position, offsets)
+        return held
+
+    def record(self, held: Held, delta: Delta) -> None:
+        pass
+
+    def renew(self, held: Held) -> None:
+        pass
+
+    def forget(self, held: Held) -> None:
+        pass
+
+
 class Fleet:
     """Hosts that a test asks directly; every message passes the codec on its way."""
 
@@ -70,20 +102,26 @@ class Fleet:
         shards: int = 1,
         restore: Callable[[str, int], ShardState | None] = lambda _model, _shard: None,
         incarnation: int = 1,
+        *,
+        keeper: Keeper | None = None,
     ) -> None:
+        """``restore`` gives the state of each shard; or ``keeper`` all of it. Host number n leads its shards under
+        ``incarnation`` + n."""
         self.map: ShardMap = assign(names, shards)
         self.route = Route(DECLARATION, self.map)
         self.numbers = Numbers()
         self.hosts = {
             name: Host(
-                HostConfig(name, self.map.owned_by(name), shards, incarnation + number, 1_000),
-                restore,
+                HostConfig(name, shards, 1_000),
+                keeper or Kept(restore),
                 self.numbers,
                 HybridClock(lambda: 1_000_000),
             )
-            for number, name in enumerate(sorted(names))
+            for name in sorted(names)
         }
-        for host in self.hosts.values():
+        for number, (name, host) in enumerate(self.hosts.items()):
+            for shard in self.map.owned_by(name):
+                host.lead(shard, incarnation + number)
             host.declare(DECLARATION)
 
     def ask(self, operation: Operation[T]) -> T:

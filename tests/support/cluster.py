@@ -1,0 +1,343 @@
+"""Parameter servers in virtual time: real shards, real replication and elections, a network and disks that fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from services.coordination.contract import Conflict, Entry
+from services.coordination.membership import Member, member_key
+from services.coordination.shardmap import KEY as MAP_KEY
+from services.coordination.shardmap import Place, ShardMap, assign, change_shard_map, read_shard_map
+from services.parameter_server import messages as wire
+from services.parameter_server.cluster import Cluster, ClusterConfig, Connection
+from services.parameter_server.control import Control
+from services.parameter_server.election import Replication
+from services.rpc.calls import Outgoing
+from services.rpc.codec import Failure, Reply, Request
+from sync.clock import HybridClock
+from sync.records import Delta, Head
+from sync.shard import Shard, ShardState
+from sync.spec import TableSpec
+
+
+class Store:
+    """A coordination store in memory: what ``Control`` asks of one. No time passes in it."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.revision = 0
+
+    def get(self, key: str) -> Entry | None:
+        return self.entries.get(key)
+
+    def scan(self, prefix: str) -> list[Entry]:
+        return [entry for key, entry in sorted(self.entries.items()) if key.startswith(prefix)]
+
+    def put(self, key: str, value: bytes, *, lease: object = None, expect_revision: int | None = None) -> int:
+        known = self.entries.get(key)
+        if expect_revision is not None and expect_revision != (known.revision if known else 0):
+            raise Conflict(key)
+        self.revision += 1
+        self.entries[key] = Entry(key, value, self.revision)
+        return self.revision
+
+    def delete(self, key: str) -> bool:
+        return self.entries.pop(key, None) is not None
+
+
+@dataclass
+class Disk:
+    """What survives a crash: a state, and the deltas after it up to where they were synced."""
+
+    base: ShardState | None = None
+    deltas: list[Delta] = field(default_factory=list)
+    synced: int = 0
+    """Position up to which nothing is lost."""
+
+
+class Node:
+    """One server: the shards of its models, its disk, its cluster and control. Provides ``Shards``."""
+
+    def __init__(self, world: World, name: str, incarnation: int, disks: dict[tuple[str, int], Disk]) -> None:
+        self.world, self.name, self.incarnation, self.disks = world, name, incarnation, disks
+        self.clock = HybridClock(lambda: world.now_us)
+        self.held: dict[int, dict[str, Shard]] = {}
+        self.unsettled: set[tuple[str, int]] = set()
+        for (model, number), disk in disks.items():
+            shard = self._empty(model, number)
+            if disk.base is not None:
+                shard.restore(disk.base)
+            disk.deltas = [delta for delta in disk.deltas if delta.position <= disk.synced]
+            for delta in disk.deltas:
+                shard.apply(delta)
+            self.held.setdefault(number, {})[model] = shard
+        config = ClusterConfig(name, incarnation, world.replication, lease_s=5.0)
+        self.cluster = Cluster(config, self, self, monotonic=lambda: world.now_s)
+        self.control = Control(world.store, self.cluster, monotonic=lambda: world.now_s)  # type: ignore[arg-type]
+        self.parked: list[tuple[str, int, Request, float]] = []
+
+    def _empty(self, model: str, number: int) -> Shard:
+        return Shard(number, self.world.specs, 0, self.clock, model=model)
+
+    def of(self, shard: int) -> Mapping[str, Shard]:
+        return self.held.setdefault(shard, {})
+
+    def declare(self, model: str, number: int) -> Shard:
+        shard = self.held.setdefault(number, {}).get(model)
+        if shard is None:
+            shard = self.held[number][model] = self._empty(model, number)
+            self.disks[model, number] = Disk()
+            place = self.cluster.replicas[number].place
+            if self.cluster.replicas[number].leading:
+                self._own(shard, place.fence)
+        return shard
+
+    def lead(self, shard: int, fence: int) -> None:
+        for one in self.of(shard).values():
+            self._own(one, fence)
+
+    def _own(self, shard: Shard, fence: int) -> None:
+        shard.lead(fence, fence)
+        shard.on_delta = lambda delta: self._wrote(shard, delta)
+
+    def _wrote(self, shard: Shard, delta: Delta) -> None:
+        self.disks[shard.model, shard.shard_id].deltas.append(delta)
+        self.cluster.took(shard.model, shard.shard_id, delta)
+
+    def follow(self, shard: int) -> None:
+        for one in self.of(shard).values():
+            one.on_delta = None
+
+    def blank(self, head: Head) -> Shard:
+        return self._empty(head.model, head.shard_id)
+
+    def adopt(self, copy: Shard) -> None:
+        self.held[copy.shard_id][copy.model] = copy
+        self.unsettled.add((copy.model, copy.shard_id))
+
+    def settled(self, shard: Shard) -> None:
+        key = (shard.model, shard.shard_id)
+        self.unsettled.discard(key)
+        self.disks[key] = Disk(shard.state(), [], shard.position)
+
+    def took(self, shard: Shard, delta: Delta) -> None:
+        key = (shard.model, shard.shard_id)
+        if key not in self.unsettled:
+            self.disks.setdefault(key, Disk()).deltas.append(delta)
+
+    def connect(self, address: str) -> Wire:
+        return Wire(self.world, self.name, address)
+
+    def disconnect(self, connection: Connection) -> None:
+        assert isinstance(connection, Wire)
+        self.world.wires.pop(connection.id, None)
+
+    def drop(self, shard: int) -> None:
+        self.held.pop(shard, None)
+
+    def sync(self) -> None:
+        """The disk caught up."""
+        for (model, number), disk in self.disks.items():
+            shard = self.held.get(number, {}).get(model)
+            if shard is not None and (model, number) not in self.unsettled:
+                disk.synced = shard.position
+
+    def serve(self, sender: str, call: int, request: Request) -> None:
+        """Answer a request of another server, or park it."""
+        if request.method == "copy":
+            message, arrays = self.cluster.copy(wire.unpack(request.body, wire.CopyRequest))
+            self.world.reply(self.name, sender, Reply(call, wire.pack(message), arrays))
+            return
+        self.parked = [one for one in self.parked if one[0] != sender]
+        if not self._tail(sender, call, request):
+            self.parked.append(
+                (
+                    sender,
+                    call,
+                    request,
+                    self.world.now_s + wire.unpack(request.body, wire.TailRequest).wait_ms / 1_000,
+                )
+            )
+
+    def _tail(self, sender: str, call: int, request: Request) -> bool:
+        answer = self.cluster.tail(wire.unpack(request.body, wire.TailRequest))
+        if answer is None:
+            return False
+        self.world.reply(self.name, sender, Reply(call, wire.pack(answer[0]), answer[1]))
+        return True
+
+    def turn(self) -> None:
+        self.cluster.turn()
+        self.parked = [one for one in self.parked if not self._tail(*one[:3])]
+        for sender, call, _, until_s in self.parked:
+            if until_s <= self.world.now_s:
+                self.world.reply(self.name, sender, Reply(call, wire.pack(wire.TailReply([]))))
+        self.parked = [one for one in self.parked if one[3] > self.world.now_s]
+
+
+@dataclass
+class _Sent:
+    at_s: float
+    sender: str
+    receiver: str
+    incarnation: int
+    message: Request | Reply | Failure
+
+
+class Wire:
+    """A connection of the simulated network."""
+
+    def __init__(self, world: World, owner: str, address: str) -> None:
+        self.world, self.owner, self.address = world, owner, address
+        self.last = 0
+        self.id = world.number()
+        self.open: dict[int, float] = {}
+        self.arrived: list[tuple[int, Reply | Failure]] = []
+        world.wires[self.id] = self
+
+    def ask(self, outgoing: Outgoing, timeout_s: float) -> int:
+        self.last += 1
+        call = self.id * 1_000_000 + self.last
+        self.open[call] = self.world.now_s + timeout_s
+        self.world.send(
+            self.owner, self.address, Request(call, outgoing.method, 1, outgoing.body, outgoing.arrays)
+        )
+        return call
+
+    def receive(self) -> list[tuple[int, Reply | Failure]]:
+        found, self.arrived = self.arrived, []
+        return [(call, answer) for call, answer in found if self.open.pop(call, None) is not None]
+
+    def expired(self) -> list[int]:
+        late = [call for call, until in self.open.items() if until <= self.world.now_s]
+        for call in late:
+            del self.open[call]
+        return late
+
+
+class World:
+    """Servers ``names`` with shards of ``specs``; everything random comes from ``seed``."""
+
+    def __init__(
+        self,
+        specs: tuple[TableSpec, ...],
+        names: tuple[str, ...],
+        replication: Replication,
+        seed: int,
+        shards: int = 1,
+        replicas: int | None = None,
+        loss: float = 0.0,
+    ) -> None:
+        self.specs, self.replication, self.loss = specs, replication, loss
+        self.random = random.Random(seed)
+        self.now_s = 1_000.0
+        self.store = Store()
+        self.nodes: dict[str, Node] = {}
+        self.disks: dict[str, dict[tuple[str, int], Disk]] = {name: {} for name in names}
+        self.incarnations = 0
+        self.numbers = 0
+        self.wires: dict[int, Wire] = {}
+        self.queue: list[_Sent] = []
+        first = assign(names, shards, replicas or len(names), chained=replication == "chain")
+        self.store.put(MAP_KEY, msgspec.json.encode(first))
+        for name in names:
+            self.start(name)
+
+    @property
+    def now_us(self) -> int:
+        return int(self.now_s * 1e6)
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def start(self, name: str) -> None:
+        self.incarnations += 1
+        member = Member(name, "parameter-server", name, 1, self.incarnations, 0, ready=True)
+        self.store.put(member_key("parameter-server", name), msgspec.json.encode(member))
+        self.nodes[name] = Node(self, name, self.incarnations, self.disks.setdefault(name, {}))
+
+    def kill(self, name: str) -> None:
+        """As by SIGKILL; its lease ends at once."""
+        node = self.nodes.pop(name)
+        node.cluster.close()
+        self.store.delete(member_key("parameter-server", name))
+
+    @property
+    def map(self) -> ShardMap:
+        found = read_shard_map(self.store)  # type: ignore[arg-type]
+        assert found is not None
+        return found
+
+    def place(self, shard: int = 0) -> Place:
+        return self.map.places[shard]
+
+    def leader(self, shard: int = 0) -> Node | None:
+        place = self.place(shard)
+        node = self.nodes.get(place.leader)
+        replica = node.cluster.replicas.get(shard) if node else None
+        return node if node and replica and replica.leading and replica.place.fence == place.fence else None
+
+    def move(self, shard: int, to: str) -> None:
+        change_shard_map(self.store, lambda now: now.change({}, {**now.moves, shard: to}))  # type: ignore[arg-type]
+
+    def send(self, sender: str, receiver: str, message: Request | Reply | Failure) -> None:
+        if self.random.random() < self.loss:
+            return
+        node = self.nodes.get(receiver)
+        if node is not None:
+            at_s = self.now_s + self.random.uniform(0.0001, 0.003)
+            self.queue.append(_Sent(at_s, sender, receiver, node.incarnation, message))
+
+    def reply(self, sender: str, receiver: str, message: Reply | Failure) -> None:
+        self.send(sender, receiver, message)
+
+    def _deliver(self) -> None:
+        due = sorted((one for one in self.queue if one.at_s <= self.now_s), key=lambda one: one.at_s)
+        self.queue = [one for one in self.queue if one.at_s > self.now_s]
+        for sent in due:
+            node = self.nodes.get(sent.receiver)
+            if node is None or node.incarnation != sent.incarnation:
+                continue
+            if isinstance(sent.message, Request):
+                node.serve(sent.sender, sent.message.id, sent.message)
+            else:
+                wire_of = self.wires.get(sent.message.id // 1_000_000)
+                if wire_of is not None and wire_of.owner == sent.receiver:
+                    wire_of.arrived.append((sent.message.id, sent.message))
+
+    def tick(self, seconds: float = 0.002) -> None:
+        """A little time passes; everyone gets a turn, in random order."""
+        self.now_s += seconds
+        self._deliver()
+        for node in self._shuffled():
+            node.turn()
+        if self.random.random() < 0.2:
+            for node in self._shuffled():
+                self._control(node)
+        if self.random.random() < 0.05:
+            for node in self._shuffled():
+                node.sync()
+
+    def _control(self, node: Node) -> None:
+        while not node.cluster.reports.empty():
+            node.control._take(node.cluster.reports.get_nowait())
+        node.control.look()
+
+    def _shuffled(self) -> Iterator[Node]:
+        nodes = list(self.nodes.values())
+        self.random.shuffle(nodes)
+        return iter(nodes)
+
+    def until(self, condition: object, ticks: int = 8_000) -> None:
+        """Let time pass until ``condition()``; fails where that does not come."""
+        assert callable(condition)
+        for _ in range(ticks):
+            if condition():
+                return
+            self.tick()
+        raise AssertionError(f"did not come to be: {condition}")
