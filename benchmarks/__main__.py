@@ -15,6 +15,7 @@ from benchmarks.report import Row, as_json, print_table
 
 NAMES: Final = {
     "pipeline": "events a second and freshness, from POST to visible in recommendations",
+    "straggler": "time to a fixed AUC in each training mode, one of four trainers ten times slower",
     "serve": "requests a second and latency of /v1/recommendations",
 }
 

@@ -83,6 +83,45 @@ class AllReduce:
             threading.Thread(target=gloo.abort, name="gloo-abort", daemon=True).start()
 
 
+class _Connecting(threading.Thread):
+    """Connects to the other members in a thread of its own, as gloo cannot be told to stop waiting for them."""
+
+    def __init__(self, place: Any, seat: Seat, host: str, timeout: timedelta) -> None:
+        """``place``: rank 0's store, or where it is."""
+        super().__init__(name="gloo-connect", daemon=True)
+        self._place, self._seat, self._host, self._timeout = place, seat, host, timeout
+        self._made: AllReduce | None = None
+        self._error: RuntimeError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._made = self._connect()
+        except RuntimeError as error:
+            self._error = error
+
+    def _connect(self) -> AllReduce:
+        store = self._place
+        if isinstance(store, Place):
+            store = _TORCH.TCPStore(
+                store.host, store.port, None, False, self._timeout, wait_for_workers=False
+            )
+        kind = _TORCH.distributed_c10d.ProcessGroupGloo
+        options = kind._Options()
+        options._timeout = self._timeout
+        options._devices = [kind.create_device(hostname=self._host)]
+        named = _TORCH.PrefixStore(str(self._seat.generation), store)
+        gloo = kind(named, self._seat.rank, self._seat.members, options)
+        gloo.set_timeout(timedelta(seconds=LONGEST_S))
+        return AllReduce(gloo, store)
+
+    def result(self) -> AllReduce:
+        """What came of it, once it has ended. Raises Broken."""
+        if self._made is None:
+            raise Broken(f"generation {self._seat.generation} did not meet: {self._error}") from self._error
+        return self._made
+
+
 class Meeting:
     """Brings the members of a generation together. One thread."""
 
@@ -105,18 +144,13 @@ class Meeting:
         if seat.members == 1:
             self._open = AllReduce(None, None)
             return self._open
-        timeout = timedelta(seconds=self._wait_s)
-        try:
-            store = self._found(seat, timeout) if seat.rank == 0 else self._find(seat, timeout, still)
-            options = _TORCH.distributed_c10d.ProcessGroupGloo._Options()
-            options._timeout = timeout
-            options._devices = [_TORCH.distributed_c10d.ProcessGroupGloo.create_device(hostname=self._host)]
-            named = _TORCH.PrefixStore(str(seat.generation), store)
-            gloo = _TORCH.distributed_c10d.ProcessGroupGloo(named, seat.rank, seat.members, options)
-        except RuntimeError as error:
-            raise Broken(f"the members of generation {seat.generation} did not meet: {error}") from error
-        gloo.set_timeout(timedelta(seconds=LONGEST_S))
-        self._open = AllReduce(gloo, store)
+        place = self._found(seat) if seat.rank == 0 else self._find(seat, still)
+        connecting = _Connecting(place, seat, self._host, timedelta(seconds=self._wait_s))
+        while connecting.is_alive():
+            connecting.join(_LOOK_S)
+            if not still():
+                raise Broken(f"generation {seat.generation} is over before it met")
+        self._open = connecting.result()
         return self._open
 
     def close(self) -> None:
@@ -125,21 +159,20 @@ class Meeting:
             self._open.close()
             self._open = None
 
-    def _found(self, seat: Seat, timeout: timedelta) -> Any:
+    def _found(self, seat: Seat) -> Any:
+        """Rank 0's store, whose address the others can read from now on."""
+        timeout = timedelta(seconds=self._wait_s)
         store = _TORCH.TCPStore(self._host, 0, None, True, timeout, wait_for_workers=False)
-        place = Place(seat.generation, self._host, store.port)
-        self._store.put(KEY, msgspec.json.encode(place))
+        self._store.put(KEY, msgspec.json.encode(Place(seat.generation, self._host, store.port)))
         return store
 
-    def _find(self, seat: Seat, timeout: timedelta, still: Callable[[], bool]) -> Any:
-        deadline_s = time.monotonic() + timeout.total_seconds()
+    def _find(self, seat: Seat, still: Callable[[], bool]) -> Place:
+        deadline_s = time.monotonic() + self._wait_s
         while time.monotonic() < deadline_s and still():
             entry = self._store.get(KEY)
             if entry is not None:
                 place = msgspec.json.decode(entry.value, type=Place)
                 if place.generation == seat.generation:
-                    return _TORCH.TCPStore(
-                        place.host, place.port, None, False, timeout, wait_for_workers=False
-                    )
+                    return place
             time.sleep(_LOOK_S)
         raise Broken(f"rank 0 of generation {seat.generation} did not come")

@@ -179,7 +179,6 @@ def test_commits_what_is_durable_on_every_shard():
     consumer = FakeConsumer([record(n) for n in range(4)])
     loop = Loop(consumer, learner, metrics, interval_s=0.0)
     stop = threading.Event()
-    loop.turn(0.0, stop)
     assert loop.turn(0.0, stop) == 4
     assert consumer.committed == {}
     for shard in range(3):
@@ -227,6 +226,56 @@ def test_each_offset_is_applied_once_per_shard_whatever_fails(seed):
     for history in parameters.history:
         for partition in (0, 1):
             assert [o for p, o in history if p == partition] == [2 * n for n in range(12)]
+
+
+class BusyParameters(LocalParameters):
+    """Others push ``others`` times between each pull and the push after it."""
+
+    others = 0
+    pushed = 0
+
+    def pull(self, model, keys):
+        found = super().pull(model, keys)
+        for _ in range(self.others):
+            before = dict.fromkeys(range(3), self.pushed - 1)
+            super().push(model, Source("other-log", 0), self.pushed, before, 0, None, {})
+            self.pushed += 1
+        return found
+
+
+@pytest.mark.parametrize(("others", "staleness", "stale"), [(0, 0, 0), (3, 3, 0), (1, 0, 8), (4, 3, 8)])
+def test_a_push_over_the_bound_is_computed_again_and_in_the_end_pushed_all_the_same(others, staleness, stale):
+    parameters = BusyParameters(MODEL.needs)
+    parameters.others = others
+    metrics = TrainerMetrics()
+    learner = Trainer(parameters, MODEL, "main", LOG, metrics, staleness)
+    learner.open(0)
+    assert learner.step(record(0)) == "done"
+    assert counted(metrics, "stale") == stale
+    assert counted(metrics, "overdue") == (stale > 0)
+    assert counted(metrics, "samples") == 6
+    assert all(history.count((0, 0)) == 2 - (others == 0) for history in parameters.history)
+    assert {a.applied for a in parameters.applied("main", Source(LOG, 0)).values()} == {0}
+
+
+def test_a_stale_push_leaves_its_offset_where_it_was():
+    parameters = BusyParameters(MODEL.needs)
+    parameters.others = 2
+    learner = Trainer(parameters, MODEL, "main", LOG, TrainerMetrics(), 1)
+    learner.open(0)
+    seen: list[int] = []
+    stop_after = 3
+
+    def fault(shard: int) -> None:
+        if shard == 0:
+            seen.append(parameters.applied("main", Source(LOG, 0))[0].applied)
+            if len(seen) > 3 * stop_after:
+                raise parameters.unavailable()
+
+    parameters.fault = fault
+    with pytest.raises(ParametersUnavailable):
+        learner.step(record(0))
+    assert set(seen) == {-1}
 
 
 def durable_of(parameters: LocalParameters, partition: int) -> list[int]:
