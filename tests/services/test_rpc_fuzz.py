@@ -341,6 +341,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(inner[0]), max_size=3)
     if origin is tuple:
         return st.tuples(*map(values, inner))
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
     if origin is Literal:
         return st.sampled_from(inner)
     assert origin is Union or type(None) in inner, kind
@@ -524,6 +526,17 @@ class TestHandlers:
 def test_a_parameter_server_survives_it_all(tmp_path: Path) -> None:
     """Damaged calls over a real socket, between proper ones; each that can be read is answered."""
     rng = random.Random(11)
+    between_servers = [
+        ("tail", wire.TailRequest("a", [wire.TailShard(0, stream, number, held, positions)], 0))
+        for stream, number, held in ((0, 0, 0), (1, 5, 5), (-1, -1, 2**63), (2**64 - 1, 2**64 - 1, 2**64 - 1))
+        for positions in ({}, {"main": (1, 1)}, {"main": (-1, 2**64 - 1), "": (0, -1)})
+    ] + [
+        ("copy", wire.CopyRequest(model, shard, cursor))
+        for model in ("main", "../x")
+        for shard in (0, 1, -1)
+        for cursor in (None, (0, False, 0), (7, True, 2**63), (-1, False, -1), (2**64 - 1, True, -5))
+    ]
+    chosen = [*PLAUSIBLE, *[(method, wire.pack(message), ()) for method, message in between_servers]]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     with threads(make_settings(tmp_path, servers=1, shards=1)), client_of(tmp_path) as client:
@@ -531,8 +544,11 @@ def test_a_parameter_server_survives_it_all(tmp_path: Path) -> None:
         (member,) = wait_ready(tmp_path, 1).values()
         socket.connect(f"tcp://{member.address}")
         codes: set[str] = set()
-        for number in range(600):
-            method, body, arrays = _damaged(rng.choice(PLAUSIBLE), rng.randrange(2**32), (KEYS, ROWS))
+        for number in range(1_000):
+            one = chosen[number] if number < len(chosen) else rng.choice(chosen)
+            method, body, arrays = (
+                one if number < len(chosen) else _damaged(one, rng.randrange(2**32), (KEYS, ROWS))
+            )
             frames = frames_of(Request(number, method, 5_000, body, arrays))
             if rng.random() < 0.3:
                 frames = Mutation(rng.randrange(2**32))(frames)
