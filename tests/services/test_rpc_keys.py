@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.parameters import DECLARATION, EVERYTHING, make_settings, threads
+from support.rpc import until
 
 from services.cli.app import main
 from services.coordination.sqlite import SqliteCoordination
@@ -105,6 +107,12 @@ def parameters(folder: Path, security: Security | None, deadline_s: float) -> It
         yield client
 
 
+def _established(client: ParameterClient) -> int:
+    found = re.search(r"connections_established_total (\d+)", client.metrics()["parameter-server-0"])
+    assert found is not None
+    return int(found[1])
+
+
 class TestDeployment:
     def test_parameter_servers_answer_only_who_has_keys(self, tmp_path: Path) -> None:
         folder = tmp_path / "keys"
@@ -118,8 +126,7 @@ class TestDeployment:
                 rows = client.pull("main", EVERYTHING).rows["items"]
                 assert rows.shape == (200, 4)
                 assert np.isfinite(rows).all()
-                established = client.metrics()["parameter-server-0"]
-                assert "headwater_parameters_connections_established_total 1.0" in established
+                until(lambda: _established(client) >= 1)
             for stranger in (None, load_security(tmp_path / "strange")):
                 with parameters(tmp_path, stranger, 0.5) as client, pytest.raises(ParametersUnavailable):
                     client.pull("main", EVERYTHING)
