@@ -21,6 +21,7 @@ from sync.admission import CountSketch
 from sync.changes import ChangeRing, Sequences, mark_changed
 from sync.columns import MAX_ROWS, Columns
 from sync.errors import BadShape
+from sync.gather import gather
 from sync.graves import Graveyard
 from sync.guard import RunningNorm
 from sync.index import KeyIndex
@@ -39,16 +40,6 @@ Versions = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]
 
 SKETCH_WIDTH: Final = 2**20
 """Keys that a table without room for them remembers the pushes of: four MiB."""
-
-
-@kernel(void(inp(f32, 2), inp(i32), out(f32, 2)))
-def _gather(values: Rows, slots: Slots, rows: Rows) -> None:
-    """Copy the values of each slot [N] into ``rows`` [N, dim], leaving those with a negative slot."""
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        if slot >= 0:
-            for column in range(rows.shape[1]):
-                rows[i, column] = values[slot, column]
 
 
 @kernel(void(inp(f32, 2), inp(i32), out(f32, 2)))
@@ -152,9 +143,8 @@ class Table:
     def pull(self, keys: Keys) -> Rows:
         """The values of ``keys`` ``[N]``: float32 ``[N, dim]``. Unknown ones have their initial values;
         nothing is stored."""
-        slots, missing = self._index.find(keys)
         rows = np.empty((len(keys), self.spec.dim), np.float32)
-        _gather(self._columns.values, slots, rows)
+        slots, missing = self._index.gather(keys, self._columns.values, rows)
         if missing:
             self._initial.fill_missing(keys, slots, rows)
         return rows
@@ -268,8 +258,8 @@ class Table:
         columns = self._columns
         values = np.empty((len(slots), self.spec.dim), np.float32)
         state = np.empty((len(slots), self.spec.state_dim), np.float32)
-        _gather(columns.values, slots, values)
-        _gather(columns.state, slots, state)
+        gather(columns.values, slots, values)
+        gather(columns.state, slots, state)
         return StoredRows(
             self.spec.name,
             self._index.keys[slots],
@@ -307,7 +297,7 @@ class Table:
     def read(self, slots: Slots) -> tuple[Keys, Rows]:
         """Copies of the keys and values of ``slots`` ``[N]``; what was deleted has its initial value again."""
         rows = np.empty((len(slots), self.spec.dim), np.float32)
-        _gather(self._columns.values, slots, rows)
+        gather(self._columns.values, slots, rows)
         gone = slots < 0
         if not gone.any():
             return self._index.keys[slots], rows

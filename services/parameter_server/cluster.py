@@ -355,18 +355,25 @@ class Cluster:
         return whole
 
     def tail(self, request: wire.TailRequest) -> tuple[wire.TailReply, tuple[Array, ...]] | None:
-        """What the asking server does not have yet, or None where it has everything."""
+        """What the asking server does not have yet, or None where it has everything. Shards that it has no part in
+        are passed over: only replicas count, and are kept in mind."""
         found: list[wire.TailedShard] = []
         arrays: list[Array] = []
         for asked in request.shards:
             replica = self.replicas.get(asked.shard)
-            if replica is None:
+            if replica is None or request.server not in (*replica.place.replicas, replica.moving_to):
                 continue
             tailed = replica.tail(asked, request.server, self._shards.of(asked.shard))
             if tailed is not None:
                 found.append(tailed[0])
                 arrays += tailed[1]
         return (wire.TailReply(found), tuple(arrays)) if found else None
+
+    def knows(self, server: str) -> bool:
+        """Whether ``server`` has a part in a shard that is here."""
+        return any(
+            server in (*replica.place.replicas, replica.moving_to) for replica in self.replicas.values()
+        )
 
     def copy(self, request: wire.CopyRequest) -> tuple[wire.CopyReply, tuple[Array, ...]]:
         """A piece of a shard. Raises ParametersRefused, BadShape."""

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from services.parameter_server.host import Held
@@ -32,6 +33,7 @@ PAGE_BYTES: Final = 4 * 2**20
 PAGES_AHEAD: Final = 2
 LONGEST_RETRY_S: Final = 30.0
 FINISH_S: Final = 0.002
+SETTLE_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +61,8 @@ class DurabilityCounts:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A shard and its files. ``recording``: whether steps are handed out to be written."""
+    """A shard and its files. ``recording``: whether steps are handed out to be written; ``base``: the number of the
+    snapshot that a log which was given up begins with anew."""
 
     held: Held
     log: ShardLog
@@ -69,6 +72,7 @@ class _Kept:
     snapshot_bytes: int = 0
     failures: int = 0
     recording: bool = True
+    base: int = 0
 
     @property
     def outdated(self) -> bool:
@@ -102,6 +106,9 @@ class Durability:
         self.writer = Writer(self.config.pace, monotonic)
         self._folder, self._monotonic = folder, monotonic
         self._kept: dict[ShardLog, _Kept] = {}
+        self._by_held: dict[int, _Kept] = {}
+        self._left: dict[Path, ShardLog] = {}
+        """By folder, the log of a shard that was here before: the thread may still be writing it."""
         self._copy: _Copy | None = None
         self._copies = 0
 
@@ -112,13 +119,18 @@ class Durability:
         wrong. Raises SnapshotError, OSError.
         """
         folder = self._folder(model, shard_id)
+        left = self._left.pop(folder.path, None)
+        if left is not None and not self.writer.settled(left, SETTLE_S):
+            self._left[folder.path] = left
+            raise OSError(f"{folder.path} is still being written; the disk is slow")
         found = recover(folder, make, check)
         shard = found.shard
         offsets = {source: progress.applied for source, progress in shard.pushes.progress().items()}
         held = Held(shard, DurableOffsets(shard.position, offsets))
         log = ShardLog(folder, shard.head())
         due_s = self._monotonic() + self.config.snapshot_s
-        self._kept[log] = _Kept(held, log, found.snapshot, due_s, found.log_bytes)
+        kept = self._kept[log] = _Kept(held, log, found.snapshot, due_s, found.log_bytes)
+        self._by_held[id(held)] = kept
         return held
 
     def record(self, held: Held, delta: Delta) -> None:
@@ -129,14 +141,18 @@ class Durability:
         """Another shard was put in the place of ``held.shard``: what is on disk belongs to another line of steps, and
         gives way to a snapshot of the new one as soon as that is whole."""
         kept = self._of(held)
-        self._stop_recording(kept, renew=True)
+        held.durable.begin_anew()
+        self._stop_recording(kept)
+        self.writer.abandon(kept.log, renew=True)
         kept.due_s = self._monotonic()
 
     def forget(self, held: Held) -> None:
         """The shard is somebody else's now. Its files stay as they are: if it comes back, only what happened
         meanwhile has to be copied."""
-        kept = self._of(held)
+        kept = self._by_held.pop(id(held))
         self._stop_recording(kept)
+        self.writer.forget(kept.log)
+        self._left[kept.log.path] = kept.log
         del self._kept[kept.log]
 
     @property
@@ -190,7 +206,7 @@ class Durability:
         return self.writer.waiting_bytes >= self.config.backlog_bytes
 
     def _of(self, held: Held) -> _Kept:
-        return next(kept for kept in self._kept.values() if kept.held is held)
+        return self._by_held[id(held)]
 
     def _record(self, kept: _Kept, delta: Delta) -> None:
         if not kept.recording:
@@ -205,17 +221,18 @@ class Durability:
         if kept is None:
             return
         if report.outcome == "synced":
-            kept.held.durable.reached(report.position)
+            # Of a log that was given up, a report may still be on its way when its successor begins.
+            if not kept.held.durable.standing_still or report.snapshot == kept.base:
+                kept.held.durable.reached(report.position)
         elif report.outcome == "lost":
-            self._stop_recording(kept)
-            self._try_later(kept)
+            self._lose(kept)
         elif self._copy is not None and self._copy.number == report.snapshot:
             begun, self._copy = self._copy.begun, None
             if report.outcome == "snapshot-done":
                 self._complete(kept, begun, report.size)
+            elif kept.held.durable.standing_still:
+                self._lose(kept)
             else:
-                if kept.held.durable.standing_still:
-                    self._stop_recording(kept)
                 self._try_later(kept)
 
     def _complete(self, kept: _Kept, begun: int, size: int) -> None:
@@ -229,14 +246,18 @@ class Durability:
         kept.failures = min(kept.failures + 1, 16)
         kept.due_s = self._monotonic() + pause_s
 
-    def _stop_recording(self, kept: _Kept, *, renew: bool = False) -> None:
+    def _lose(self, kept: _Kept) -> None:
+        """Steps of a log are missing: nothing more is written to it until a snapshot is its new beginning."""
+        self.counts.given_up_total += kept.recording
+        self._stop_recording(kept)
+        self.writer.abandon(kept.log)
+        self._try_later(kept)
+
+    def _stop_recording(self, kept: _Kept) -> None:
         if self._copy is not None and self._copy.kept is kept:
             self._copy = None
-        if kept.recording:
-            self.counts.given_up_total += 1
         kept.recording = False
         kept.held.durable.stand_still()
-        self.writer.abandon(kept.log, renew=renew)
 
     def _give_up(self) -> None:
         _log.error(
@@ -247,8 +268,7 @@ class Durability:
         self._copy = None
         self.writer.give_up()
         for kept in self._kept.values():
-            self._stop_recording(kept)
-            self._try_later(kept)
+            self._lose(kept)
 
     def _begin_due(self) -> None:
         now = self._monotonic()
@@ -269,6 +289,7 @@ class Durability:
         if kept.held.durable.standing_still:
             offsets = {source: progress.applied for source, progress in head.pushes.items()}
             kept.held.durable.restart(head.position, offsets)
+            kept.base = self._copies
         self.writer.begin(kept.log, self._copies, head)
 
     def _copy_page(self, copy: _Copy) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
+
+import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.replica import Replica, Shards
@@ -20,6 +21,7 @@ from services.rpc.codec import Array, Reply
 from sync.errors import RecordDamaged, SyncError
 from sync.records import Delta, Graves, Head, Rows
 from sync.shard import PageCursor, Shard
+from sync.snapshot import records
 from sync.wire import from_parts
 
 POLL_MS: Final = 500
@@ -90,7 +92,7 @@ class Following:
         found = wire.unpack(reply.body, wire.TailReply)
         arrays = iter(reply.arrays)
         for tailed in found.shards:
-            steps = [(step.model, _delta(step, arrays)) for step in tailed.steps]
+            steps = _steps(tailed, arrays)
             replica = replicas.get(tailed.shard)
             if replica is not None and replica.upstream == self.server:
                 self._take(replica, tailed, steps)
@@ -198,11 +200,18 @@ def _epoch(shard: Shard) -> int:
     return shard.history[-1][0] if shard.history else 0
 
 
-def _delta(step: wire.SentStep, arrays: Iterator[Array]) -> Delta:
-    record = from_parts(step.header, list(islice(arrays, step.arrays)))
-    if not isinstance(record, Delta):
-        raise RecordDamaged(f"a {type(record).__name__} was sent as a step")
-    return record
+def _steps(tailed: wire.TailedShard, arrays: Iterator[Array]) -> list[tuple[str, Delta]]:
+    """The steps of one shard, each with its model. Raises RecordDamaged."""
+    if not tailed.models:
+        return []
+    block = next(arrays, None)
+    if block is None or block.dtype != np.uint8 or block.ndim != 1:
+        raise RecordDamaged("steps were announced and did not come")
+    found = [record for record, _ in records(block.view(np.uint8).data)]
+    deltas = [record for record in found if isinstance(record, Delta)]
+    if len(deltas) != len(found) or len(deltas) != len(tailed.models):
+        raise RecordDamaged(f"{len(tailed.models)} steps were announced, {len(deltas)} of {len(found)} came")
+    return list(zip(tailed.models, deltas, strict=True))
 
 
 Foreign = (ParameterError, SyncError)

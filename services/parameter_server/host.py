@@ -393,10 +393,10 @@ class Host:
     def applied(self, request: wire.AppliedRequest) -> Answer:
         """Applied and durable offset of a source on every shard."""
         source = Source(request.log, request.partition)
-        shards = [
-            (shard, held.shard.applied(source), held.durable.of(source))
-            for shard, held in self.led(self.model(request.model))
-        ]
+        model = self.model(request.model)
+        _require_once(request.shards, "shard")
+        found = [(shard, self.held(model, shard)) for shard in request.shards]
+        shards = [(shard, held.shard.applied(source), held.durable.of(source)) for shard, held in found]
         return wire.AppliedReply(self.incarnation, shards), ()
 
     def dense(self, request: wire.DenseRequest) -> Answer:

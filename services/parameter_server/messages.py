@@ -115,10 +115,13 @@ class PushResponse(Wire):
 
 
 class AppliedRequest(Wire):
+    """``shards``: those that the server leads, as whoever asks thinks."""
+
     model: str
     epoch: int
     log: str
     partition: int
+    shards: list[int]
 
 
 class AppliedReply(Wire):
@@ -210,27 +213,20 @@ class TailRequest(Wire):
     wait_ms: int
 
 
-class SentStep(Wire):
-    """A delta: its model, its header and how many arrays belong to it (``sync.wire``)."""
-
-    model: str
-    header: bytes
-    arrays: int
-
-
 class TailedShard(Wire):
-    """The steps after ``number``, of which ``newest`` is the last; or the models that have to be copied first."""
+    """The steps after ``number``, of which ``newest`` is the last, each by its model; or the models that have to be
+    copied first."""
 
     shard: int
     stream: int
     number: int = 0
-    steps: list[SentStep] = []
+    models: list[str] = []
     copy: list[str] = []
     newest: int = 0
 
 
 class TailReply(Wire):
-    """Arrays: those of every step, in turn."""
+    """Arrays: per shard with steps, their bytes as in a log (``sync.snapshot``), uint8 ``[B]``."""
 
     shards: list[TailedShard]
 

@@ -62,6 +62,10 @@ class DurableOffsets:
         self._waiting.clear()
         self._ahead = {}
 
+    def begin_anew(self) -> None:
+        """The shard is another from now on: nothing of it is durable."""
+        self.position, self._offsets = 0, {}
+
     def restart(self, position: int, offsets: Mapping[Source, int]) -> None:
         """A snapshot begins at ``position``, where the sources stand at ``offsets``; steps after it are noted again."""
         self._base, self._ahead_position = dict(offsets), position

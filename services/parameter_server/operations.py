@@ -142,9 +142,16 @@ def pushed(replies: Replies) -> dict[int, PushReply]:
 
 def applied(route: Route, source: Source) -> Operation[dict[int, Applied]]:
     """How far each shard has come with a source."""
-    body = wire.pack(
-        wire.AppliedRequest(route.declaration.model, route.map.epoch, source.log, source.partition)
-    )
+    requests = {}
+    for server in route.servers:
+        asked = wire.AppliedRequest(
+            route.declaration.model,
+            route.map.epoch,
+            source.log,
+            source.partition,
+            list(route.map.owned_by(server)),
+        )
+        requests[server] = Outgoing("applied", wire.pack(asked))
 
     def merge(replies: Replies) -> dict[int, Applied]:
         found: dict[int, Applied] = {}
@@ -154,7 +161,7 @@ def applied(route: Route, source: Source) -> Operation[dict[int, Applied]]:
                 found[shard] = Applied(offset, durable, response.incarnation)
         return dict(sorted(found.items()))
 
-    return Operation("applied", {server: Outgoing("applied", body) for server in route.servers}, merge)
+    return Operation("applied", requests, merge)
 
 
 def dense(route: Route, table: str, published: bool) -> Operation[DenseSnapshot]:

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
+
 from services.coordination.shardmap import Place
 from services.parameter_server import messages as wire
 from services.parameter_server.election import Replication
 from services.parameter_server.replication import KEPT_BYTES, Followers, Step, Stream, upstream
 from sync.records import Delta, Head, Record
 from sync.shard import FIRST_PAGE, PageCursor, Shard
-from sync.wire import Array, to_parts
+from sync.snapshot import encode_record
+from sync.wire import Array
 
 MAX_REPLY_BYTES: Final = 8 * 2**20
 """Steps in one answer to ``tail``."""
@@ -217,14 +220,15 @@ class Replica:
         return self._tailed(joined)
 
     def _tailed(self, after: int) -> tuple[wire.TailedShard, list[Array]]:
-        sent: list[wire.SentStep] = []
-        arrays: list[Array] = []
-        for step in self.stream.after(after, MAX_REPLY_BYTES):
-            header, found = to_parts(step.delta)
-            sent.append(wire.SentStep(step.model, header, len(found)))
-            arrays += found
-        tailed = wire.TailedShard(self.shard, self.stream_id, after, sent, newest=self.stream.number)
-        return tailed, arrays
+        steps = self.stream.after(after, MAX_REPLY_BYTES)
+        tailed = wire.TailedShard(
+            self.shard, self.stream_id, after, [step.model for step in steps], newest=self.stream.number
+        )
+        if not steps:
+            return tailed, []
+        # Many small arrays would each be a frame: one block, as in the log, is faster and has a checksum.
+        data = b"".join(part for step in steps for part in encode_record(step.delta))
+        return tailed, [np.frombuffer(data, np.uint8)]
 
 
 def copy_page(shard: Shard, cursor: PageCursor | None) -> tuple[Record, PageCursor | None]:

@@ -171,8 +171,8 @@ class ParameterServer:
             self._send(before.call, (wire.TailReply([]), ()))
         if found is not None or request.wait_ms <= 0:
             self._send(call, found or (wire.TailReply([]), ()))
-        elif len(self._parking.tails) >= self._parking.capacity:
-            self._refuse_parking(call)
+        elif not self._cluster.knows(request.server):
+            self._rpc.fail(call, wire.NOT_MINE, f"{request.server[:64]!r} holds none of these shards")
         else:
             wait_s = min(request.wait_ms / 1_000, MAX_WAIT_S)
             self._parking.tails[request.server] = Tail(call, request, self._monotonic() + wait_s)

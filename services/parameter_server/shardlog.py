@@ -27,7 +27,17 @@ class ShardLog:
     the log after it is of no use.
     """
 
-    __slots__ = ("_folder", "_head", "_log_file", "_renewed", "_snapshot", "_taking", "behind", "position")
+    __slots__ = (
+        "_folder",
+        "_head",
+        "_log_file",
+        "_renewed",
+        "_snapshot",
+        "_taking",
+        "begun",
+        "behind",
+        "position",
+    )
 
     def __init__(self, folder: ShardFolder, head: Head) -> None:
         self._folder = folder
@@ -40,6 +50,8 @@ class ShardLog:
         """Whether the newest snapshot and the log after it do not reach each other."""
         self.position = head.position
         """The newest step that was written."""
+        self.begun = 0
+        """The number of the newest snapshot that was begun."""
 
     @property
     def path(self) -> Path:
@@ -96,15 +108,15 @@ class ShardLog:
             finally:
                 file.close()
 
-    def begin(self, head: Head) -> int:
-        """Start a snapshot of the shard at ``head``; steps after it go to a log of their own. How many bytes were
+    def begin(self, head: Head, number: int) -> int:
+        """Start snapshot ``number`` of the shard at ``head``; steps after it go to a log of their own. How many bytes were
         written. Raises OSError."""
         if self._log_file is not None:
-            self._log_file.sync()
+            self.sync()
             self._log_file.close()
             self._log_file = None
         self._head = replace(head, knowledge={}, epochs={}, pushes={}, generations={}, norms={}, sketches={})
-        self._taking, self.position = True, head.position
+        self._taking, self.position, self.begun = True, head.position, number
         file = self._folder.create(self._folder.snapshot(head.position).with_suffix(TEMPORARY))
         self._snapshot = head.position, file
         return self._write(file, head)

@@ -27,6 +27,7 @@ COMPLAIN_S: Final = 30.0
 """How often the process's log says that the disk fails."""
 _logger = logging.getLogger(__name__)
 
+What = Literal["log", "snapshot"]
 Outcome = Literal["synced", "lost", "snapshot-done", "snapshot-failed"]
 
 
@@ -40,8 +41,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a log: ``synced`` up to ``position``, ``lost``; or of its snapshot number ``snapshot``, of
-    ``size`` bytes."""
+    """What became of a log: ``synced`` up to ``position``, ``lost``; or of its snapshot, of ``size`` bytes.
+
+    ``snapshot``: that snapshot's number, or the newest that was begun before the step at ``position``.
+    """
 
     log: ShardLog
     outcome: Outcome
@@ -73,6 +76,7 @@ class _Append:
 class _Abandon:
     log: ShardLog
     renew: bool
+    forget: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ _Job = _Append | _Abandon | _Begin | _Page | _End
 
 
 class Writer:
-    """The loop's thread calls the methods; none of them waits but ``close``."""
+    """The loop's thread calls the methods; none of them waits but ``settled`` and ``close``."""
 
     def __init__(self, pace: Pace | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.counts = WriterCounts()
@@ -108,11 +112,12 @@ class Writer:
         self._waiting_bytes = 0
         self._pages = 0
         self._round = 0
+        self._doing: ShardLog | None = None
         self._closing = False
         self._reports: deque[Report] = deque()
         self._dirty: dict[ShardLog, None] = {}
         self._last_sync_s = -self._pace.fsync_s
-        self._failing: dict[Literal["log", "snapshot"], float] = {}
+        self._failing: dict[tuple[What, Path], float] = {}
         self._complained_s = -COMPLAIN_S
         self._snapshot_number = 0
         self._snapshotting: ShardLog | None = None
@@ -138,7 +143,7 @@ class Writer:
     @property
     def log_failing(self) -> bool:
         """Whether the last try to write a log failed."""
-        return "log" in self._failing
+        return any(what == "log" for what, _ in tuple(self._failing))
 
     def append(self, log: ShardLog, delta: Delta) -> None:
         self._put(_Append(log, delta))
@@ -156,7 +161,18 @@ class Writer:
 
     def abandon(self, log: ShardLog, *, renew: bool = False) -> None:
         """See ``ShardLog.abandon``. A snapshot under way is dropped without a report."""
-        self._put(_Abandon(log, renew))
+        self._put(_Abandon(log, renew, False))
+
+    def forget(self, log: ShardLog) -> None:
+        """``abandon`` a log that nobody continues."""
+        self._put(_Abandon(log, False, True))
+
+    def settled(self, log: ShardLog, timeout_s: float) -> bool:
+        """Wait until every job of ``log`` is done; whether it was so in time."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._doing is not log and all(job.log is not log for job in self._jobs), timeout_s
+            )
 
     def give_up(self) -> None:
         """Forget everything that waits. All logs are to be abandoned then, since steps of theirs are missing."""
@@ -166,7 +182,7 @@ class Writer:
             self._jobs.clear()
             self._jobs.extend(abandoned)
             self._waiting_bytes = self._pages = 0
-            self._changed.notify()
+            self._changed.notify_all()
 
     def reports(self) -> list[Report]:
         """What happened since the last time. Raises RuntimeError where the thread has died of a fault of ours."""
@@ -182,14 +198,14 @@ class Writer:
         """Write what waits, once more where the disk fails, and end the thread."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
 
     def _put(self, job: _Job) -> None:
         with self._changed:
             self._jobs.append(job)
             self._count(job, 1)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _count(self, job: _Job, sign: int) -> None:
         if isinstance(job, _Append):
@@ -205,6 +221,8 @@ class Writer:
                 if job is not None:
                     logs.add(job.log)
                     self._do(job, round_)
+                    if isinstance(job, _Abandon) and job.forget:
+                        logs.discard(job.log)
                 if self._sync_due_s() == 0.0:
                     self._sync()
             self._sync()
@@ -221,7 +239,9 @@ class Writer:
             if not self._jobs and not self._closing:
                 self._changed.wait(self._sync_due_s())
             if self._jobs:
-                return self._jobs.popleft(), self._round
+                job = self._jobs.popleft()
+                self._doing = job.log
+                return job, self._round
             return None if self._closing else (None, self._round)
 
     def _sync_due_s(self) -> float | None:
@@ -234,11 +254,15 @@ class Writer:
         match job:
             case _Append():
                 if not self._append(job):
+                    self._sync()
                     self._put_back(job, round_)
                     return
             case _Abandon():
                 self._forget_snapshot(job.log)
                 self._abandon(job.log, renew=job.renew)
+                if job.forget:
+                    self._failing.pop(("log", job.log.path), None)
+                    self._failing.pop(("snapshot", job.log.path), None)
             case _Begin():
                 self._forget_snapshot(job.log)
                 self._snapshot_number, self._snapshotting = job.number, job.log
@@ -251,8 +275,10 @@ class Writer:
 
     def _done(self, job: _Job, round_: int) -> None:
         with self._changed:
+            self._doing = None
             if round_ == self._round:
                 self._count(job, -1)
+            self._changed.notify_all()
 
     def _append(self, job: _Append) -> bool:
         """Whether the step is done with."""
@@ -274,13 +300,13 @@ class Writer:
         """The first of all jobs again, after a while, unless all were given up meanwhile or there is no more time."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._round != round_, self._pace.retry_s)
-            if self._round != round_:
-                return
-            if self._closing:
-                self._count(job, -1)
-                self._jobs.clear()
-            else:
+            self._doing = None
+            if self._round == round_ and not self._closing:
                 self._jobs.appendleft(job)
+            elif self._round == round_:
+                self._jobs.clear()
+                self._waiting_bytes = self._pages = 0
+            self._changed.notify_all()
 
     def _sync(self) -> None:
         for log in list(self._dirty):
@@ -302,7 +328,7 @@ class Writer:
         if synced:
             self.counts.syncs_total += 1
             self._succeeded("log", log.path)
-        self._report(Report(log, "synced", log.position))
+            self._report(Report(log, "synced", log.position, log.begun))
         return True
 
     def _abandon(self, log: ShardLog, *, renew: bool = False) -> None:
@@ -321,7 +347,7 @@ class Writer:
 
     def _begin(self, job: _Begin) -> None:
         if self._sync_log(job.log):
-            self.counts.snapshot_bytes_total += job.log.begin(job.head)
+            self.counts.snapshot_bytes_total += job.log.begin(job.head, job.number)
 
     def _add(self, log: ShardLog, page: Rows | Graves) -> None:
         self.counts.snapshot_bytes_total += log.add(page)
@@ -355,10 +381,10 @@ class Writer:
     def _report(self, report: Report) -> None:
         self._reports.append(report)
 
-    def _failed(self, what: Literal["log", "snapshot"], path: Path, error: OSError) -> None:
+    def _failed(self, what: What, path: Path, error: OSError) -> None:
         self.counts.failures_total += 1
         now = self._monotonic()
-        self._failing.setdefault(what, now)
+        self._failing.setdefault((what, path), now)
         if now - self._complained_s < COMPLAIN_S:
             return
         self._complained_s = now
@@ -370,7 +396,7 @@ class Writer:
             error,
         )
 
-    def _succeeded(self, what: Literal["log", "snapshot"], path: Path) -> None:
-        since = self._failing.pop(what, None)
+    def _succeeded(self, what: What, path: Path) -> None:
+        since = self._failing.pop((what, path), None)
         if since is not None:
             _logger.info("the %s in %s is written again, after %.1f s", what, path, self._monotonic() - since)

@@ -1,6 +1,6 @@
 """Parameter servers for tests: hosts without a network, servers in threads, and real processes.
 
-As a program, ``parameters.py FOLDER NAME SERVERS SHARDS SNAPSHOT_S`` is one parameter server.
+As a program, ``parameters.py FOLDER NAME SERVERS SHARDS SNAPSHOT_S REPLICAS REPLICATION`` is one parameter server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server.client import ParameterClient
 from services.parameter_server.declarations import Declaration
 from services.parameter_server.directory import Directory
+from services.parameter_server.election import Replication
 from services.parameter_server.handlers import handle
 from services.parameter_server.host import Held, Host, HostConfig, Keeper
 from services.parameter_server.messages import pack
@@ -31,7 +32,7 @@ from services.parameter_server.operations import Gradients, Operation
 from services.parameter_server.routing import Route
 from services.parameter_server.types import Keys, Rows
 from services.rpc.codec import Reply, Request, decode, encode
-from services.settings.model import DataSettings, ParameterSettings, Settings
+from services.settings.model import CoordinationSettings, DataSettings, ParameterSettings, Settings
 from sync.clock import HybridClock
 from sync.placement import shard_of
 from sync.pushes import Source
@@ -177,12 +178,26 @@ def a_key_of(shard: int, shards: int) -> Keys:
     return found
 
 
-def make_settings(folder: Path, servers: int, shards: int, snapshot_s: float = 3_600.0) -> Settings:
+def make_settings(
+    folder: Path,
+    servers: int,
+    shards: int,
+    snapshot_s: float = 3_600.0,
+    replicas: int = 1,
+    replication: Replication = "async",
+    lease_s: float = 5.0,
+) -> Settings:
     """Embedded backends below ``folder``."""
     return Settings(
         data=DataSettings(dir=folder),
+        coordination=CoordinationSettings(lease_ttl=lease_s),
         parameters=ParameterSettings(
-            servers=servers, shards=shards, snapshot_interval=snapshot_s, generation_interval=3_600.0
+            servers=servers,
+            shards=shards,
+            replicas=replicas,
+            replication=replication,
+            snapshot_interval=snapshot_s,
+            generation_interval=3_600.0,
         ),
     )
 
@@ -239,9 +254,17 @@ def wait_ready(folder: Path, servers: int, stop: threading.Event | None = None) 
 class Processes:
     """Parameter servers as real processes, which a test may kill."""
 
-    def __init__(self, folder: Path, servers: int, shards: int, snapshot_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        servers: int,
+        shards: int,
+        snapshot_s: float,
+        replicas: int = 1,
+        replication: Replication = "async",
+    ) -> None:
         self.folder = folder
-        self._arguments = (str(servers), str(shards), str(snapshot_s))
+        self._arguments = (str(servers), str(shards), str(snapshot_s), str(replicas), replication)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.names = tuple(f"parameter-server-{number}" for number in range(servers))
         for name in self.names:
@@ -285,8 +308,16 @@ def client_of(folder: Path, deadline_s: float = 30.0) -> Iterator[ParameterClien
 def main() -> None:
     from services.processes import configure_logging, stop_on_signals
 
-    folder, name, servers, shards, snapshot_s = sys.argv[1:]
-    settings = make_settings(Path(folder), int(servers), int(shards), float(snapshot_s))
+    folder, name, servers, shards, snapshot_s, replicas, replication = sys.argv[1:]
+    settings = make_settings(
+        Path(folder),
+        int(servers),
+        int(shards),
+        float(snapshot_s),
+        int(replicas),
+        cast("Replication", replication),
+        1.5,
+    )
     configure_logging(name)
     from services.parameter_server.main import run
 

@@ -369,7 +369,7 @@ def test_only_a_new_start_with_the_same_tables_takes_a_snapshot_over() -> None:
         Shard(0, SPECS[:2], 2, HybridClock(lambda: 0)).restore(state)
 
 
-@pytest.mark.parametrize("writer", [0, 2**32])
+@pytest.mark.parametrize("writer", [-1, 2**32])
 def test_a_writer_is_a_positive_32_bit_number(writer: int) -> None:
     with pytest.raises(BadSpec, match="writer"):
         make(writer=writer)
