@@ -65,6 +65,15 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
                 yield SettingProblem(name, text, "", str(error), allowed=_ADDRESS)
     yield from _check_keys(settings)
     yield from _check_rpc(settings)
+    if settings.trainer.count > settings.log.partitions:
+        yield SettingProblem(
+            "trainer.count",
+            str(settings.trainer.count),
+            "",
+            f"each trainer reads a partition of its own, and log.partitions is {settings.log.partitions}",
+            f"set log.partitions={settings.trainer.count} before the first start, or fewer trainers",
+            "a whole number from 1 to log.partitions",
+        )
 
 
 def _check_keys(settings: Settings) -> Iterator[SettingProblem]:

@@ -112,7 +112,8 @@ class TrainerSettings(Section):
     step_wait: Duration = 0.02
     """How long a trainer waits for samples before the others' step goes on without it (sync, backup, hybrid)."""
     host: str = "127.0.0.1"
-    """The address of this trainer's machine, under which the other trainers reach it in hybrid mode."""
+    """The address of this trainer's machine, under which the other trainers reach it in hybrid mode. What they
+    exchange there is neither encrypted nor authenticated."""
     commit_interval: Duration = 1.0
     nice: Annotated[int, Field(ge=0, le=19)] = 5
 

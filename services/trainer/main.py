@@ -19,6 +19,7 @@ from services.messagelog.contract import Consumer, LogError, MessageLog
 from services.modelling import build_model, open_schema
 from services.parameter_server.step_client import StepClient
 from services.parameter_server.types import IncarnationChanged, ParametersUnavailable
+from services.settings.checks import Address
 from services.settings.model import Settings
 from services.tables import declare, table_specs
 from services.topics import SAMPLES, TRAINER_GROUP
@@ -126,6 +127,8 @@ class Work:
         feed = Feed(consumer, partitions, metrics, chosen.commit_interval)
         if chosen.mode == "hybrid":
             stack.callback(self._meeting.close)
+            if not Address(chosen.host, 0).loopback:
+                log.warning("sums between trainers at %s are neither encrypted nor authenticated", chosen.host)
             replica = DenseReplica(table_specs(self._model.needs, self._settings.model.seed)[-1])
             return Hybrid(
                 client, learner, partitions, feed, follower, self._meeting, replica, metrics,

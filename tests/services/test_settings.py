@@ -195,3 +195,10 @@ def test_durations_scale_by_their_unit(number: int, unit: str) -> None:
 def test_addresses_read_back(port: int, host: str) -> None:
     address = Address(host, port)
     assert parse_address(str(address)) == address
+
+
+def test_each_trainer_needs_a_partition() -> None:
+    assert load_settings(overrides=["trainer.count=3", "log.partitions=3"]).settings.trainer.count == 3
+    (problem,) = problems_of(None, {}, ("trainer.count=3", "log.partitions=2"))
+    assert problem.name == "trainer.count"
+    assert problem.suggestion.startswith("set log.partitions=3")

@@ -9,12 +9,14 @@ from contextlib import ExitStack, closing
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.batches import micro_batch
 from support.service_process import eventually, service
 
 from models.samples import encode_batch
 from services.backends import open_coordination, open_log
+from services.coordination.contract import Coordination
 from services.coordination.membership import Member, Registration
 from services.coordination.sqlite import SqliteCoordination
 from services.messagelog.contract import Message, MessageLog
@@ -30,7 +32,7 @@ from services.settings.model import (
     TrainerSettings,
 )
 from services.topics import SAMPLES
-from services.trainer.group import GroupFollower, GroupRecord, next_record, seat_in
+from services.trainer.group import KEY, GroupFollower, GroupRecord, next_record, seat_in
 from sync.pushes import Source
 
 LEASE_S = 1.5
@@ -130,7 +132,7 @@ def progress(client: ParameterClient, log: MessageLog, partition: int) -> int:
         states = client.applied("main", Source(log.incarnation(SAMPLES), partition)).values()
     except ParameterError:
         return -1
-    return min(state.applied for state in states)
+    return min((state.applied for state in states), default=-1)
 
 
 def longest_standstill(client: ParameterClient, log: MessageLog, partition: int, seconds: float) -> float:
@@ -145,6 +147,23 @@ def longest_standstill(client: ParameterClient, log: MessageLog, partition: int,
     return longest
 
 
+def eventually_both(coordination: Coordination, before: GroupRecord) -> GroupRecord:
+    """The group once it has two members, at least one of which is not the process that it was ``before``."""
+
+    def record() -> GroupRecord | None:
+        entry = coordination.get(KEY)
+        return None if entry is None else msgspec.json.decode(entry.value, type=GroupRecord)
+
+    def both() -> bool:
+        found = record()
+        return found is not None and len(found.names) == 2 and found.incarnations != before.incarnations
+
+    eventually(both)
+    found = record()
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("mode", ["sync", "backup", "hybrid"])
 def test_a_trainer_killed_in_the_middle_of_a_step_holds_nobody_up_and_loses_nothing(tmp_path, mode):
     settings = group_settings(tmp_path, mode, 2)
@@ -155,12 +174,14 @@ def test_a_trainer_killed_in_the_middle_of_a_step_holds_nobody_up_and_loses_noth
         stack.enter_context(service("parameter-server-0", settings))
         stack.enter_context(service("trainer-0", settings))
         victim = stack.enter_context(service("trainer-1", settings))
+        first = eventually_both(coordination, GroupRecord(0, (), ()))
         stream = Stream(log, 2, 0.03)
         stack.callback(stream.close)
         eventually(lambda: min(progress(client, log, p) for p in range(2)) > 10)
         victim.kill()
         assert longest_standstill(client, log, 0, LEASE_S + 1.5) < LEASE_S + 1.0
         victim.start()
+        eventually_both(coordination, first)
         eventually(lambda: progress(client, log, 1) > stream.last[1] - 20)
         stream.close()
         eventually(lambda: all(progress(client, log, p) == last for p, last in stream.last.items()))
@@ -168,3 +189,25 @@ def test_a_trainer_killed_in_the_middle_of_a_step_holds_nobody_up_and_loses_noth
     applied = re.findall(r'pushes_total\{model="main",shard="\d",status="applied"\} ([\d.e+]+)', text)
     assert [float(count) for count in applied] == [2.0 * stream.count] * SHARDS
     assert re.search(r'steps_taken_total\{model="main"\} (\d+)', text)
+
+
+@pytest.mark.parametrize("mode", ["sync", "hybrid"])
+def test_a_parameter_server_killed_in_the_middle_of_a_step_loses_nothing_that_counts(tmp_path, mode):
+    """It goes back to what it had kept; the trainers go back with it, and end where the samples end."""
+    settings = group_settings(tmp_path, mode, 2)
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(open_log(settings)))
+        coordination = stack.enter_context(closing(open_coordination(settings)))
+        client = stack.enter_context(closing(ParameterClient(coordination, deadline_s=5.0)))
+        server = stack.enter_context(service("parameter-server-0", settings))
+        for number in range(2):
+            stack.enter_context(service(f"trainer-{number}", settings))
+        eventually_both(coordination, GroupRecord(0, (), ()))
+        stream = Stream(log, 2, 0.03)
+        stack.callback(stream.close)
+        eventually(lambda: min(progress(client, log, p) for p in range(2)) > 10)
+        server.kill()
+        server.start()
+        eventually(lambda: min(progress(client, log, p) for p in range(2)) > stream.last[0] - 20)
+        stream.close()
+        eventually(lambda: all(progress(client, log, p) == last for p, last in stream.last.items()))
