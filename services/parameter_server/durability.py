@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services.parameter_server.host import Held
+from services.parameter_server.holdings import Held
 from services.parameter_server.offsets import DurableOffsets
 from services.parameter_server.recovery import Check, recover
 from services.parameter_server.shardlog import ShardLog

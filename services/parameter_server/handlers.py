@@ -10,7 +10,8 @@ import msgspec
 
 from services.parameter_server import messages as wire
 from services.parameter_server.declarations import decode_declaration
-from services.parameter_server.host import Answer, Host, NotMine
+from services.parameter_server.holdings import NotMine
+from services.parameter_server.host import Answer, Host
 from services.parameter_server.types import (
     IncarnationChanged,
     ModelMismatch,

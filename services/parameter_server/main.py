@@ -22,7 +22,8 @@ from services.parameter_server.control import SERVICE, Control
 from services.parameter_server.declarations import read_declarations
 from services.parameter_server.durability import Durability, DurabilityConfig
 from services.parameter_server.election import Replication
-from services.parameter_server.host import Host, HostConfig
+from services.parameter_server.holdings import HostConfig
+from services.parameter_server.host import Host
 from services.parameter_server.service import Intervals, ParameterServer
 from services.parameter_server.snapshots import FolderHeld, ShardFolder
 from services.parameter_server.types import ReplicationChanged

@@ -78,7 +78,9 @@ class ShardLog:
         return sum(len(buffer) for buffer in buffers)
 
     def _begin_log(self, position: int) -> GrowingFile:
-        file = self._folder.create(self._folder.log(position))
+        file = self._folder.create(
+            self._folder.pending(position) if self.behind else self._folder.log(position)
+        )
         try:
             file.append(encode_record(self._head))
         except OSError:
@@ -109,8 +111,8 @@ class ShardLog:
                 file.close()
 
     def begin(self, head: Head, number: int) -> int:
-        """Start snapshot ``number`` of the shard at ``head``; steps after it go to a log of their own. How many bytes were
-        written. Raises OSError."""
+        """Start snapshot ``number`` of the shard at ``head``; steps after it go to a log of their own. How many bytes
+        were written. Raises OSError."""
         if self._log_file is not None:
             self.sync()
             self._log_file.close()
@@ -139,6 +141,10 @@ class ShardLog:
         file.sync()
         path = self._folder.snapshot(first)
         self._folder.disk.rename(file.path, path)
+        if self.behind and self._log_file is not None:
+            following = self._folder.log(first + 1)
+            self._folder.disk.rename(self._log_file.path, following)
+            self._log_file.path = following
         self._folder.disk.sync_path(self._folder.path)
         self._snapshot = None
         file.close()

@@ -3,7 +3,8 @@
 ``<folder>/<model>/<shard>-of-<shards>/`` holds ``<position>.snapshot``, the shard as of that step, and
 ``<position>.log``, the steps from that one on, up to where the next log begins. Both are files of records (see
 ``sync/snapshot.py``). A snapshot is written beside its place, synced, renamed, and its folder synced; so a crash
-leaves at most a temporary file. What is damaged keeps its bytes under its name and ``.damaged``, for whoever wants to
+leaves at most a temporary file. A log that nothing reaches before a snapshot under way is whole is ``.pending`` until
+then: nobody was told that it is durable. What is damaged keeps its bytes under its name and ``.damaged``, for whoever wants to
 look; the newest eight of those are kept.
 
 Exceptions::
@@ -28,6 +29,7 @@ from services.parameter_server.files import Disk, GrowingFile
 SNAPSHOT: Final = ".snapshot"
 LOG: Final = ".log"
 DAMAGED: Final = ".damaged"
+PENDING: Final = ".pending"
 TEMPORARY: Final = ".tmp"
 DAMAGED_KEPT: Final = 8
 _COPY_BYTES: Final = 2**20
@@ -93,6 +95,9 @@ class ShardFolder:
     def log(self, position: int) -> Path:
         return self.path / f"{position:012d}{LOG}"
 
+    def pending(self, position: int) -> Path:
+        return self.path / f"{position:012d}{PENDING}"
+
     def create(self, path: Path) -> GrowingFile:
         """A new file here, its name durable. Raises OSError."""
         self.disk.make_folder(self.path)
@@ -105,7 +110,14 @@ class ShardFolder:
         return file
 
     def sweep(self) -> None:
-        """Remove what a crash left half written under a temporary name."""
+        """Remove what a crash left half written under a temporary name, and logs whose snapshot is not there."""
+        newest = max((position for position, _ in self.snapshots()), default=None)
+        for first, path in self._files(PENDING):
+            if first - 1 == newest:
+                self.disk.rename(path, self.log(first))
+            else:
+                _log.info("removing %s: the snapshot that it follows was not completed", path)
+                self.disk.remove(path)
         for path in self.path.glob(f"*{TEMPORARY}"):
             _log.info("removing %s: its write did not finish", path)
             self.disk.remove(path)

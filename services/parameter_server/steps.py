@@ -24,7 +24,8 @@ from services.parameter_server import messages as wire
 from services.parameter_server import step_messages as steps
 from services.parameter_server.acknowledging import Answers
 from services.parameter_server.handlers import Rejected, guarded
-from services.parameter_server.host import Answer, Held, Host
+from services.parameter_server.holdings import Held
+from services.parameter_server.host import Answer, Host
 from services.parameter_server.parking import MAX_PARKED
 from services.parameter_server.types import ModelUnknown, ParametersRefused
 from services.rpc.codec import Array

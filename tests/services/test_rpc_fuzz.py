@@ -37,7 +37,7 @@ from services.parameter_server import messages as wire
 from services.parameter_server import operations
 from services.parameter_server.declarations import Declaration, encode_declaration
 from services.parameter_server.handlers import _HANDLERS, Rejected, guarded, handle
-from services.parameter_server.host import MAX_MODELS
+from services.parameter_server.holdings import MAX_MODELS
 from services.rpc import (
     Failure,
     KeyPair,
