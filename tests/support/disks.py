@@ -17,7 +17,7 @@ import numpy as np
 from services.parameter_server import operations
 from services.parameter_server.durability import Durability, DurabilityConfig
 from services.parameter_server.files import Buffer, Disk
-from services.parameter_server.host import Held
+from services.parameter_server.holdings import Held
 from services.parameter_server.recovery import recover
 from services.parameter_server.snapshots import ShardFolder
 from services.parameter_server.types import PushReply

@@ -25,7 +25,8 @@ from services.parameter_server.declarations import Declaration
 from services.parameter_server.directory import Directory
 from services.parameter_server.election import Replication
 from services.parameter_server.handlers import handle
-from services.parameter_server.host import Held, Host, HostConfig, Keeper
+from services.parameter_server.holdings import Held, HostConfig, Keeper
+from services.parameter_server.host import Host
 from services.parameter_server.messages import pack
 from services.parameter_server.offsets import DurableOffsets
 from services.parameter_server.operations import Gradients, Operation
