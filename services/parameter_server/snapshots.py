@@ -4,8 +4,8 @@
 ``<position>.log``, the steps from that one on, up to where the next log begins. Both are files of records (see
 ``sync/snapshot.py``). A snapshot is written beside its place, synced, renamed, and its folder synced; so a crash
 leaves at most a temporary file. A log that nothing reaches before a snapshot under way is whole is ``.pending`` until
-then: nobody was told that it is durable. What is damaged keeps its bytes under its name and ``.damaged``, for whoever wants to
-look; the newest eight of those are kept.
+then: nobody was told that it is durable. What is damaged keeps its bytes under its name and ``.damaged``, for whoever
+wants to look; the newest eight of those are kept.
 
 Exceptions::
 

@@ -32,7 +32,9 @@ from services.parameter_server import (
     ParametersUnavailable,
     operations,
 )
+from services.parameter_server.recovery import read_records
 from services.parameter_server.types import Rows
+from sync.records import Delta
 
 SHARDS = 4
 
@@ -166,7 +168,7 @@ def test_a_dead_server_is_an_error_that_names_it_and_a_follower_outlives_it(
         asyncio.run(follow(client))
 
 
-def test_a_damaged_snapshot_costs_only_what_came_after_the_one_before(
+def test_a_damaged_log_costs_only_what_came_after_the_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(tmp_path, servers=1, shards=SHARDS)
@@ -177,8 +179,15 @@ def test_a_damaged_snapshot_costs_only_what_came_after_the_one_before(
             for _ in range(steps):
                 trainer.step()
             client.checkpoint()
-    newest = tmp_path / "parameters" / "parameter-server-0" / "main" / "2-of-4" / "000000000002.snapshot"
-    newest.write_bytes(newest.read_bytes()[:-7])
+    (newest,) = (tmp_path / "parameters" / "parameter-server-0" / "main" / "2-of-4").glob("*.log")
+    before = {
+        record.progress[0][1].applied: end
+        for record, end in read_records(newest)
+        if isinstance(record, Delta) and record.progress
+    }
+    data = bytearray(newest.read_bytes())
+    data[before[2] + 100] ^= 1
+    newest.write_bytes(data)
     with threads(settings), client_of(tmp_path) as client:
         assert str(newest) in caplog.text
         found = client.applied("main", SOURCE)

@@ -95,14 +95,14 @@ class TestParking:
         fleet = Fleet(("a",), 2)
         host = fleet.hosts["a"]
         fleet.ask(operations.push(fleet.route, gradients(0, recorded(0), 2)))
-        wanted = {(model, held.shard.shard_id): held.moves for model, held in host.all_held()}
-        assert wanted == {("main", 0): 1, ("main", 1): 1}
+        wanted = {(model, held.shard.shard_id): held.shard.position for model, held in host.all_held()}
+        assert all(wanted.values())
         parking = Parking(checkpoints=[Checkpoint(call(1), wanted), Checkpoint(call(2, 1.0), wanted)])
         shards = host.models["main"].held
-        shards[0].saved_moves = 1
+        shards[0].durable.reached(wanted["main", 0])
         assert parking.ready_checkpoints(host, 2.0) == []
         assert [one.call.request.id for one in parking.checkpoints] == [1]
-        shards[1].saved_moves = 5
+        shards[1].durable.reached(wanted["main", 1] + 4)
         assert [one.request.id for one in parking.ready_checkpoints(host, 2.0)] == [1]
         assert parking.checkpoints == []
 
