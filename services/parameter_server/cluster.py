@@ -305,7 +305,7 @@ class Cluster:
         """Tell the control thread what the map should say next, once."""
         for replica in self.replicas.values():
             report: Report | None = None
-            if replica.ready_to_hand_over() and replica.moving_to is not None:
+            if replica.ready_to_hand_over(self._monotonic()) and replica.moving_to is not None:
                 report = HandOver(replica.shard, replica.place.fence, replica.moving_to)
             elif (server := replica.to_join_chain()) is not None:
                 report = JoinChain(replica.shard, replica.place.fence, server)

@@ -61,6 +61,8 @@ class Control:
         self._since: dict[int, tuple[int, float]] = {}
         """By shard, of which fence there has been no leader, and since when."""
         self._standing: dict[int, Standing] = {}
+        self._cancelling: set[int] = set()
+        """Shards whose hand-over may or may not have been written: pushes wait until that is known."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
@@ -98,6 +100,7 @@ class Control:
         if own is None or own.incarnation == self._config.incarnation:
             self._cluster.orders.put(Seen(found, there, self._monotonic()))
         self._mend_chains(found, there)
+        self._cancel_moves()
         return self._elect(found, there)
 
     def _take(self, report: Report) -> None:
@@ -105,9 +108,25 @@ class Control:
             self._standing[report.shard] = report
             return
         try:
-            self._write(report)
+            now = self._write(report)
         except CoordinationError as error:
             _log.warning("the shard map cannot be changed now: %s", error)
+            now = None
+        if isinstance(report, HandOver) and (now is None or now.places[report.shard].fence == report.fence):
+            self._cancelling.add(report.shard)
+
+    def _cancel_moves(self) -> None:
+        """Give up moves whose hand-over could not be written. That changes the map, so a late write of it fails."""
+        for shard in sorted(self._cancelling):
+
+            def cancelled(current: ShardMap, shard: int = shard) -> ShardMap | None:
+                moves = {other: to for other, to in current.moves.items() if other != shard}
+                mine = current.places[shard].leader == self._config.name
+                return current.change({}, moves) if mine and moves != current.moves else None
+
+            change_shard_map(self._store, cancelled)
+            _log.warning("the move of shard %d was given up; ask for it again", shard)
+            self._cancelling.discard(shard)
 
     def _elect(self, found: ShardMap, there: Mapping[str, Member]) -> bool:
         mine = [shard for shard in found.held_by(self._config.name) if self._votes_on(found, shard)]
@@ -202,7 +221,7 @@ class Control:
         if mended(found) is not None:
             change_shard_map(self._store, mended)
 
-    def _write(self, report: HandOver | JoinChain) -> None:
+    def _write(self, report: HandOver | JoinChain) -> ShardMap | None:
         there = {member.name: member for member in members(self._store, SERVICE)}
 
         def changed(current: ShardMap) -> ShardMap | None:
@@ -221,7 +240,7 @@ class Control:
             moved = moved_to(place, to, current.epoch + 1)
             return current.change({report.shard: moved}, moves)
 
-        change_shard_map(self._store, changed)
+        return change_shard_map(self._store, changed)
 
 
 def moved_to(place: Place, to: Member, fence: int) -> Place:

@@ -22,6 +22,9 @@ MAX_REPLY_BYTES: Final = 8 * 2**20
 PAGE_BYTES: Final = 8 * 2**20
 HAND_OVER_STEPS: Final = 64
 """A server that a shard moves to is waited for, with pushes held back, once it is so close."""
+HELD_BACK_S: Final = 0.5
+"""For so long at most: if it has not come by then, pushes go on, and it is waited for again after a while."""
+HAND_OVER_AGAIN_S: Final = 5.0
 
 
 class Shards(Protocol):
@@ -66,7 +69,8 @@ class Replica:
 
     ``session``: the upstream's stream that ``origin`` is a number of (0: it has to be joined anew); ``origin``:
     the newest step of it that is here. ``voted``: the fence of the leader that it stopped following.
-    ``held_back``: pushes are not taken now, as the shard is about to be led by another server. ``to_copy``: models
+    ``held_back``: pushes are not taken now, as the shard is about to be led by another server; ``handing_over``: that
+    was reported, so they stay held back until the shard map says what came of it. ``to_copy``: models
     that have to be copied before anything else; ``unsettled``: copied ones, each with the position at which its copy
     is whole. Until then this server cannot lead. ``restarted``: see ``election.Vote``.
     """
@@ -83,11 +87,13 @@ class Replica:
     origin: int = 0
     voted: int = -1
     held_back: bool = False
+    handing_over: bool = False
     to_copy: list[str] = field(default_factory=list)
     unsettled: dict[str, int] = field(default_factory=dict)
     restarted: bool = field(init=False)
     followers: Followers = field(init=False)
     _joined: tuple[int, int] = (0, 0)
+    _hold_until_s: float = 0.0
     _catch_up: int = 0
 
     def __post_init__(self) -> None:
@@ -103,13 +109,13 @@ class Replica:
         self.place, self.moving_to = place, moving_to
         if changed:
             self.stream_id, self.session = stream_id, 0
-            self.leading = self.held_back = self.restarted = False
+            self.leading = self.restarted = False
             self.followers = Followers(self.replication, place, self.name)
         self.followers.place = place
         if self.upstream != before:
             self.session = 0
-        if moving_to is None:
-            self.held_back = False
+        if changed or moving_to is None:
+            self.held_back = self.handing_over = False
         self._bound()
 
     def _bound(self) -> None:
@@ -182,15 +188,20 @@ class Replica:
             return None
         return chain[chain.index(self.name) + 1]
 
-    def ready_to_hand_over(self) -> bool:
+    def ready_to_hand_over(self, now_s: float) -> bool:
         """Whether the server that the shard moves to has every step; holds pushes back when it is close."""
         to = self.moving_to
-        if not self.leading or to is None or to == self.name:
-            return False
-        held = self.acknowledged if to in self.place.chain else self.followers.held.get(to, 0)
-        if self.stream.number - held <= HAND_OVER_STEPS and to in self.followers.held:
-            self.held_back = True
-        return self.held_back and held == self.stream.number
+        if not self.leading or to is None or to == self.name or self.handing_over:
+            return self.handing_over
+        held = self.acknowledged if to in self.place.chain else self.followers.held.get(to)
+        close = held is not None and self.stream.number - held <= HAND_OVER_STEPS
+        if not self.held_back:
+            if close and now_s >= self._hold_until_s:
+                self.held_back, self._hold_until_s = True, now_s + HELD_BACK_S
+        elif now_s >= self._hold_until_s:
+            self.held_back, self._hold_until_s = False, now_s + HAND_OVER_AGAIN_S
+        self.handing_over = self.held_back and held == self.stream.number
+        return self.handing_over
 
     def to_join_chain(self) -> str | None:
         """A replica that is to stand in the chain again, as it is nearly in step."""

@@ -24,7 +24,7 @@ from services.coordination.shardmap import Place
 from services.parameter_server.election import Replication
 from sync.records import Delta, History
 
-KEPT_BYTES: Final = 128 * 2**20
+KEPT_BYTES: Final = 64 * 2**20
 """Steps that a replicated shard keeps for those who fall behind; who is further behind copies the shard."""
 
 Positions = Mapping[str, tuple[int, int]]

@@ -68,7 +68,14 @@ class Trainer:
 def content(shard: Shard) -> bytes:
     """What two replicas agree on: every row with its state and version, and how far every source is."""
     rows = sorted(
-        (page.table, key, page.values[i].tobytes(), page.state[i].tobytes(), int(page.time[i]), int(page.writer[i]))
+        (
+            page.table,
+            key,
+            page.values[i].tobytes(),
+            page.state[i].tobytes(),
+            int(page.time[i]),
+            int(page.writer[i]),
+        )
         for page in shard.state().rows
         for i, key in enumerate(page.keys.tolist())
     )
@@ -234,6 +241,53 @@ def test_a_shard_moves_while_trainers_push(replication: Replication, replicas: i
     assert longest < 1.0
     check(world, trainers)
     assert "one" not in world.nodes[next(n for n in "abcd" if n not in world.place(1).replicas)].of(1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_move_that_the_store_does_not_confirm_loses_nothing(seed: int) -> None:
+    world = World(SPECS, ("a", "b", "c"), "async", seed, shards=2, replicas=1)
+    trainers = [Trainer(world, model) for model in MODELS]
+    for _ in range(200):
+        world.tick()
+        for trainer in trainers:
+            trainer.turn()
+    for _ in range(4):
+        to = world.random.choice([name for name in "abc" if name != world.place().leader])
+        world.move(0, to)
+        world.store.failing = 0.5
+        for _ in range(600):
+            world.tick()
+            for trainer in trainers:
+                trainer.turn()
+        world.store.failing = 0.0
+        highest = {trainer.model: trainer.acknowledged for trainer in trainers}
+
+        def going_on(highest: dict[str, int] = highest) -> bool:
+            for trainer in trainers:
+                trainer.turn()
+            return all(trainer.acknowledged > highest[trainer.model] for trainer in trainers)
+
+        world.until(going_on)
+    check(world, trainers)
+
+
+def test_a_move_to_a_server_that_dies_holds_nothing_up() -> None:
+    world = World(SPECS, ("a", "b"), "async", 5, replicas=1)
+    trainer = Trainer(world, "one")
+    world.until(lambda: world.leader() is not None)
+    to = "b" if world.place().leader == "a" else "a"
+    world.move(0, to)
+    world.until(lambda: to in world.nodes[world.place().leader].cluster.replicas[0].followers.held)
+    world.kill(to)
+    longest, since, last = 0.0, world.now_s, -1
+    for _ in range(3_000):
+        world.tick()
+        trainer.turn()
+        if trainer.acknowledged != last:
+            since, last = world.now_s, trainer.acknowledged
+        longest = max(longest, world.now_s - since)
+    assert longest < 1.0
+    assert world.place().leader != to
 
 
 def test_a_replica_far_behind_copies_the_shard_while_pushes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
-from services.coordination.contract import Conflict, Entry
+from services.coordination.contract import Conflict, CoordinationError, Entry, Unavailable
 from services.coordination.membership import Member, member_key
 from services.coordination.shardmap import KEY as MAP_KEY
 from services.coordination.shardmap import Place, ShardMap, assign, change_shard_map, read_shard_map
@@ -27,22 +28,33 @@ from sync.spec import TableSpec
 class Store:
     """A coordination store in memory: what ``Control`` asks of one. No time passes in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.entries: dict[str, Entry] = {}
         self.revision = 0
+        self.failing = 0.0
+        """How often a call fails; a write that fails may have been done all the same."""
+        self._random = rng
+
+    def _fail(self) -> None:
+        if self.failing and self._random.random() < self.failing:
+            raise Unavailable("the store is away")
 
     def get(self, key: str) -> Entry | None:
+        self._fail()
         return self.entries.get(key)
 
     def scan(self, prefix: str) -> list[Entry]:
+        self._fail()
         return [entry for key, entry in sorted(self.entries.items()) if key.startswith(prefix)]
 
     def put(self, key: str, value: bytes, *, lease: object = None, expect_revision: int | None = None) -> int:
+        self._fail()
         known = self.entries.get(key)
         if expect_revision is not None and expect_revision != (known.revision if known else 0):
             raise Conflict(key)
         self.revision += 1
         self.entries[key] = Entry(key, value, self.revision)
+        self._fail()
         return self.revision
 
     def delete(self, key: str) -> bool:
@@ -235,7 +247,7 @@ class World:
         self.specs, self.replication, self.loss = specs, replication, loss
         self.random = random.Random(seed)
         self.now_s = 1_000.0
-        self.store = Store()
+        self.store = Store(self.random)
         self.nodes: dict[str, Node] = {}
         self.disks: dict[str, dict[tuple[str, int], Disk]] = {name: {} for name in names}
         self.incarnations = 0
@@ -269,7 +281,9 @@ class World:
 
     @property
     def map(self) -> ShardMap:
+        failing, self.store.failing = self.store.failing, 0.0
         found = read_shard_map(self.store)  # type: ignore[arg-type]
+        self.store.failing = failing
         assert found is not None
         return found
 
@@ -326,7 +340,8 @@ class World:
     def _control(self, node: Node) -> None:
         while not node.cluster.reports.empty():
             node.control._take(node.cluster.reports.get_nowait())
-        node.control.look()
+        with suppress(CoordinationError):
+            node.control.look()
 
     def _shuffled(self) -> Iterator[Node]:
         nodes = list(self.nodes.values())
