@@ -28,11 +28,15 @@ _BINS: Final = 4_096
 class Cursor:
     """How far a reader has come: a sequence number of one incarnation of a shard, compared by equality of the
     incarnation only. ``Cursor()`` stands before everything. ``floor``: the shard had forgotten the graves up to
-    there when the reader began."""
+    there when the reader began. ``table`` (-1: none): of the tables that it reads, the one in which it still goes
+    through all rows, from ``slot`` on; what changes meanwhile comes after.
+    """
 
     incarnation: int = 0
     sequence: int = BEGINNING
     floor: int = BEGINNING
+    table: int = -1
+    slot: int = 0
 
 
 @kernel(void(inp(i32), inp(u64), inp(u32), i64, out(u64), out(u32), out(i64), out(i64), out(i32)))

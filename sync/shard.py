@@ -11,7 +11,7 @@ Every step is numbered (``position``) and can be had as a ``Delta`` (``on_delta`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -286,7 +286,9 @@ class Shard:
             return 0, 0
         before = self.clock.physical_us() - found.spec.expiry_s * 1_000_000
         keys, following = found.untouched(before, first_slot, limit)
-        return self.delete(table, keys) if len(keys) else 0, following
+        expired = self.delete(table, keys) if len(keys) else 0
+        found.counts.expired_rows_total += expired
+        return expired, following
 
     def applied(self, source: Source) -> int:
         """The last applied offset of ``source``, -1 if it never pushed."""
@@ -304,7 +306,8 @@ class Shard:
         """At most ``limit`` rows of ``tables`` that changed after ``cursor``, the longest unchanged first.
 
         Reading again from the returned cursor, with the same tables, until ``complete`` misses no row. A
-        cursor of another incarnation starts from the beginning, as does one from before graves were collected.
+        cursor of another incarnation starts from the beginning, as does one from before graves were collected:
+        it gets all rows in the order in which they are stored, then what changed since it began.
         Raises UnknownTable; ValueError for a limit below 1.
         """
         if limit < 1:
@@ -312,7 +315,11 @@ class Shard:
         known = cursor.floor == self._floor or cursor.sequence >= self._floor
         inside = BEGINNING <= cursor.sequence <= self._sequence
         reset = cursor.incarnation != self.incarnation or not (known and inside)
-        after = BEGINNING if reset else cursor.sequence
+        if reset or (0 <= cursor.table < len(tables) and cursor.slot >= 0):
+            # Asking for the oldest changes of all would look at every row for every page.
+            start = Cursor(self.incarnation, self._sequence, self._floor, 0, 0) if reset else cursor
+            return self._all_rows(start, tables, limit, reset=reset)
+        after = cursor.sequence
         # A table's oldest changes suffice: the oldest of all tables together are among them.
         found = {name: self.table(name).changed_after(after, limit + 1) for name in tables}
         numbers = np.concatenate([sequences for sequences, _ in found.values()] or [np.zeros(0, np.int64)])
@@ -325,6 +332,20 @@ class Shard:
                 parts[name] = self.table(name).read(kept)
         watermarks = self.watermarks() if complete else {}
         return Changes(parts, Cursor(self.incarnation, last, self._floor), complete, reset, watermarks)
+
+    def _all_rows(self, cursor: Cursor, tables: Sequence[str], limit: int, *, reset: bool) -> Changes:
+        parts = {}
+        number, slot, room = cursor.table, cursor.slot, limit
+        while number < len(tables) and room > 0:
+            keys, rows, following = self.table(tables[number]).values_from(slot, room)
+            if len(keys):
+                parts[tables[number]] = keys, rows
+            room -= max(len(keys), 1)
+            number, slot = (number, following) if following else (number + 1, 0)
+        done = number >= len(tables)
+        complete = done and cursor.sequence == self._sequence
+        following_cursor = replace(cursor, table=-1 if done else number, slot=slot)
+        return Changes(parts, following_cursor, complete, reset, self.watermarks() if complete else {})
 
     def publish_dense(self, table: str, generation: int | None = None) -> int:
         """Make the live values of the single ``table`` its next generation; returns the generation.

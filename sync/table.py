@@ -85,6 +85,16 @@ class Touched:
     first: npt.NDArray[np.bool_]
 
 
+@dataclass(slots=True)
+class TableCounts:
+    """Rows since this process began to hold the table: written by pushes of its own, left out of a push as not
+    admitted yet, expired."""
+
+    pushed_rows_total: int = 0
+    unadmitted_rows_total: int = 0
+    expired_rows_total: int = 0
+
+
 class Refused(Exception):
     """The gradients must not reach a row: one is not finite, or has exploded. The message names its key."""
 
@@ -93,13 +103,14 @@ class Table:
     """The rows of one table in one shard. One thread uses it."""
 
     __slots__ = (
-        "_apply", "_columns", "_index", "_initial", "_limit", "_ring", "_settings", "graves", "guard", "sketch",
-        "spec",
+        "_apply", "_columns", "_index", "_initial", "_limit", "_ring", "_settings", "counts", "graves", "guard",
+        "sketch", "spec",
     )  # fmt: skip
 
     def __init__(self, spec: TableSpec, change_capacity: int, max_rows: int = MAX_ROWS) -> None:
         self.spec = spec
         self.graves = Graveyard(spec.name, change_capacity)
+        self.counts = TableCounts()
         self._columns = Columns(spec.dim, spec.state_dim, max_rows)
         self._index = KeyIndex()
         self._initial = InitialValues(spec)
@@ -119,6 +130,21 @@ class Table:
         """Allocated bytes: rows with their state, versions and index, room for growth included, and graves."""
         rows = self._columns.nbytes + self._index.nbytes
         return rows + self.graves.nbytes + (self.sketch.nbytes if self.sketch else 0)
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are to look at: those of the rows, and freed ones."""
+        return self._index.slots
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of the rows themselves: their values and optimiser state."""
+        return 4 * (self.spec.dim + self.spec.state_dim) * len(self)
+
+    @property
+    def waiting(self) -> int:
+        """About how many keys were pushed and have no row yet, as far as the sketch can tell."""
+        return 0 if self.sketch is None else self.sketch.waiting(self.spec.admission)
 
     def check_keys(self, keys: object) -> Keys:
         """``keys`` as kernels take them: uint64 ``[N]``, contiguous. Raises BadShape."""
@@ -197,6 +223,7 @@ class Table:
         total, kept = part.total, part.slots >= 0
         counted = total.keys[~kept]
         kept[~kept] = self.sketch.count(counted) >= self.spec.admission
+        self.counts.unadmitted_rows_total += len(kept) - int(kept.sum())
         slots = part.slots[kept]
         total = Total(total.keys[kept], total.gradients[kept], total.squares[kept])
         return Prepared(total, slots, int((slots < 0).sum()), part.newest, counted)
@@ -211,6 +238,7 @@ class Table:
         gradients, squares = self._regularised(total, slots)
         self._apply(columns.values, columns.state, slots, gradients, squares, self._settings)
         self.guard.update(total.squares)
+        self.counts.pushed_rows_total += len(slots)
         self._mark(slots, (_full(len(slots), time), np.full(len(slots), writer, np.uint32)), sequence)
         return Touched(self.spec.name, total.keys, slots, total.squares, first)
 
@@ -274,6 +302,14 @@ class Table:
         last = min(first + limit, self._index.slots)
         slots = np.flatnonzero(self._columns.version_time[first:last]).astype(np.int32) + np.int32(first)
         return self.stored(slots), last if last < self._index.slots else 0
+
+    def values_from(self, first: int, limit: int) -> tuple[Keys, Rows, int]:
+        """Keys and values of the rows in at most ``limit`` slots from ``first`` on, and the slot to go on from (0: at
+        the end)."""
+        last = min(first + limit, self._index.slots)
+        slots = np.flatnonzero(self._columns.version_time[first:last]).astype(np.int32) + np.int32(first)
+        keys, rows = self.read(slots)
+        return keys, rows, last if last < self._index.slots else 0
 
     def untouched(self, before: int, first: int, limit: int) -> tuple[Keys, int]:
         """The keys in at most ``limit`` slots from ``first`` on whose version time is below ``before``, and

@@ -193,9 +193,12 @@ class Host(Holdings):
             if cursor == now:
                 continue
             found = held.shard.changes(
-                Cursor(cursor.incarnation, cursor.sequence, cursor.floor), tuple(request.tables), limit
+                Cursor(cursor.incarnation, cursor.sequence, cursor.floor, cursor.table, cursor.slot),
+                tuple(request.tables),
+                limit,
             )
-            now.sequence, now.floor = found.cursor.sequence, found.cursor.floor
+            at = found.cursor
+            now.sequence, now.floor, now.table, now.slot = at.sequence, at.floor, at.table, at.slot
             if not found.complete:
                 now.pushes = -1
             deltas.append(

@@ -156,7 +156,7 @@ class PublishReply(Wire):
 
 
 class ShardCursor(Wire):
-    """How far a reader of changes has come: rows (``sequence``), pushes seen, dense generation seen."""
+    """How far a reader of changes has come: rows (``sync.changes.Cursor``), pushes seen, dense generation seen."""
 
     shard: int
     incarnation: int = 0
@@ -164,6 +164,8 @@ class ShardCursor(Wire):
     pushes: int = -1
     generation: int = -1
     floor: int = 0
+    table: int = -1
+    slot: int = 0
 
 
 class ChangesRequest(Wire):
@@ -264,17 +266,67 @@ class ModelReply(Wire):
     tables: list[TableReply]
 
 
+class HeldTable(Wire):
+    """One table of one shard. ``allocated_bytes``: with room for growth, versions, index, graves and sketch;
+    ``row_bytes``: values and optimiser state of the rows alone. ``waiting``: about how many keys were pushed and
+    have no row yet. The totals count rows since the server's start."""
+
+    name: str
+    rows: int
+    allocated_bytes: int
+    row_bytes: int
+    graves: int
+    waiting: int
+    norm: float
+    normed: int
+    pushed_total: int
+    unadmitted_total: int
+    expired_total: int
+
+
+class HeldModel(Wire):
+    """One model's part of a shard. ``steps``: since the shard was born, the newest under ``epoch``; the totals count
+    since the server's start."""
+
+    model: str
+    epoch: int
+    steps: int
+    whole: bool
+    applied_total: int
+    duplicate_total: int
+    gap_total: int
+    refused_total: int
+    stale_total: int
+    deleted_total: int
+    last_refusal: str
+    tables: list[HeldTable]
+
+
+class HeldShard(Wire):
+    """A shard that the server holds. ``behind``: by server that follows it here, the steps that it lacks."""
+
+    shard: int
+    leads: bool
+    fence: int
+    behind: dict[str, int]
+    models: list[HeldModel]
+
+
 class DescribeReply(Wire):
+    """``map_epoch``: of the shard map that the server goes by (0: none yet)."""
+
     name: str
     incarnation: int
     shards: list[int]
     models: list[ModelReply]
     pushes: int
     snapshot_age_s: float | None
+    map_epoch: int = 0
+    held: list[HeldShard] = []
 
 
 class CheckpointRequest(Wire):
-    """Answered once everything applied before is in a snapshot on disk."""
+    """Answered once everything applied before is on disk, in a snapshot or in the log after one."""
 
 
 class MetricsRequest(Wire):

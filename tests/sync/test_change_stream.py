@@ -80,7 +80,7 @@ def test_a_reader_that_catches_up_holds_every_row(
     complete = False
     while not complete:
         changes = shard.changes(cursor, NAMES, 3)
-        assert changes.complete or changes.cursor.sequence > cursor.sequence or changes.reset
+        assert changes.complete or changes.cursor != cursor
         merge(copy, changes)
         cursor, complete = changes.cursor, changes.complete
     assert copy == stored(shard)
