@@ -41,34 +41,36 @@ Mode = Literal["async", "sync", "backup", "hybrid"]
 MODES: tuple[Mode, ...] = ("async", "backup", "sync", "hybrid")
 TRAINERS = 4
 SLOWDOWN = 10.0
-AIM_AUC = 0.70
+AIM_AUC, QUICK_AUC = 0.74, 0.70
+"""To be reached on all that is recorded, and on the little of a quick run."""
 LOOK_S = 0.25
 NICE = 5
 
 
 def run(quick: bool, console: Console) -> list[Row]:
-    """One row a mode; without ``quick`` all of MovieLens and three rounds, modes in turn."""
+    """One row a mode; without ``quick`` more samples, a higher AUC and three rounds, modes in turn."""
     limit_threads(os.environ)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
         recording = record(Path(folder) / "recorded", TRAINERS, 20_000 if quick else 60_000)
         for note in recording.notes:
             console.print(note)
         console.print(f"{recording.samples:,} samples recorded")
+        aim = QUICK_AUC if quick else AIM_AUC
         limit_s = 9.0 if quick else 120.0
         times: dict[Mode, list[float]] = {mode: [] for mode in MODES}
         for number in range(1 if quick else 3):
             for mode in MODES:
                 own = Path(folder) / f"{mode}-{number}"
-                times[mode].append(_time_to_auc(own, mode, recording, limit_s, console))
-    return [_row(mode, times, limit_s) for mode in MODES]
+                times[mode].append(_time_to_auc(own, mode, recording, aim, limit_s, console))
+    return [_row(mode, times, aim, limit_s) for mode in MODES]
 
 
-def _row(mode: Mode, times: dict[Mode, list[float]], limit_s: float) -> Row:
+def _row(mode: Mode, times: dict[Mode, list[float]], aim: float, limit_s: float) -> Row:
     ours, peer = float(np.median(times[mode])), float(np.median(times["sync"]))
     never = sum(one == float("inf") for one in times[mode])
     spread = (min(times[mode]), max(times[mode]))
     return Row(
-        f"{mode}: time to AUC {AIM_AUC:g}, one of {TRAINERS} trainers {SLOWDOWN:g}x slower",
+        f"{mode}: time to AUC {aim:g}, one of {TRAINERS} trainers {SLOWDOWN:g}x slower",
         "s",
         min(ours, limit_s),
         spread=None if never else spread,
@@ -79,7 +81,9 @@ def _row(mode: Mode, times: dict[Mode, list[float]], limit_s: float) -> Row:
     )
 
 
-def _time_to_auc(folder: Path, mode: Mode, recording: Recording, limit_s: float, console: Console) -> float:
+def _time_to_auc(
+    folder: Path, mode: Mode, recording: Recording, aim: float, limit_s: float, console: Console
+) -> float:
     """Seconds until the held-out AUC was reached; infinity beyond ``limit_s``."""
     settings = Settings(
         data=DataSettings(dir=folder),
@@ -99,10 +103,10 @@ def _time_to_auc(folder: Path, mode: Mode, recording: Recording, limit_s: float,
         _append(log, recording)
         while time.monotonic() - started < limit_s:
             curve.append((time.monotonic() - started, _quality(model, client, recording)))
-            if curve[-1][1] >= AIM_AUC or _all_done(client, log, recording):
+            if curve[-1][1] >= aim or _all_done(client, log, recording):
                 break
             time.sleep(LOOK_S)
-    reached = curve[-1][1] >= AIM_AUC
+    reached = curve[-1][1] >= aim
     console.print(
         f"{mode}: " + " ".join(f"{at:.1f}s:{found:.3f}" for at, found in curve[:: max(1, len(curve) // 8)])
     )
