@@ -24,7 +24,7 @@ DENSE: Final = "dense"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTable:
-    """A table of rows ``[dim]``, initially uniform in ±scale, trained by row-wise Adagrad at ``rate``."""
+    """A table of rows ``[dim]``, initially uniform in ±scale, trained at the learning rate ``rate``."""
 
     name: str
     dim: int
@@ -136,8 +136,8 @@ class DenseLayout:
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """All a model asks of the store: embedding tables, and the dense table named ``dense``, trained by
-    element-wise Adagrad at ``dense_rate``."""
+    """All a model asks of the store: embedding tables, and the dense table named ``dense``, trained at the
+    learning rate ``dense_rate``."""
 
     tables: tuple[EmbeddingTable, ...]
     dense: DenseLayout

@@ -15,6 +15,7 @@ them earlier and nothing else.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,8 @@ from sync.kernel import i64, inp, kernel, mix, out, u8, u64
 ROWS: Final = 4
 MAX_WIDTH: Final = 2**28
 """A gibibyte."""
+SAMPLED: Final = 65_536
+"""Counters that an estimate of all keys looks at."""
 
 Keys = npt.NDArray[np.uint64]
 Counters = npt.NDArray[np.uint8]
@@ -101,6 +104,19 @@ class CountSketch:
         estimates = np.empty(len(keys), np.uint8)
         self._counted = _count(self._counters, keys, estimates, self._counted)
         return estimates
+
+    def waiting(self, admission: int) -> int:
+        """About how many keys were counted fewer than ``admission`` times, at least once.
+
+        By linear counting (Whang, Vander-Zanden, Taylor 1990) of one row's counters, 65,536 of them at most: of w
+        counters of which z_t are below t, n keys were counted t times or more, n = -w ln(z_t / w). A halving
+        forgets keys, and lets those that were admitted before it count as waiting until they have faded, too.
+        """
+        some = self._counters[0, :SAMPLED]
+        # Without a single counter below it an estimate is infinite; one is the most that can be told.
+        empty = max(int(np.count_nonzero(some == 0)), 1)
+        below = max(int(np.count_nonzero(some < admission)), 1)
+        return round(self.width * math.log(below / empty))
 
     def state(self) -> SketchState:
         """A copy for a snapshot; ``load`` of it into the same width goes on bit for bit."""

@@ -105,16 +105,29 @@ class ServerMetrics(Collector):
         held_rows = GaugeMetricFamily(
             f"{_PREFIX}_table_rows", "Rows stored.", labels=("model", "shard", "table")
         )
+        table_rows = CounterMetricFamily(
+            f"{_PREFIX}_table_rows_handled",
+            "Rows by table and what was done: pushed, unadmitted (no row yet), expired.",
+            labels=("model", "shard", "table", "what"),
+        )
+        graves = GaugeMetricFamily(
+            f"{_PREFIX}_table_graves", "Deleted rows that are remembered.", labels=("model", "shard", "table")
+        )
         for model, held in self.host.all_held():
             shard, counts = str(held.shard.shard_id), held.shard.counts
             for status in ("applied", "duplicate", "gap", "refused"):
                 pushes.add_metric((model, shard, status), float(getattr(counts, f"{status}_total")))
             pushes.add_metric((model, shard, "stale"), float(held.stale_total))
-            for what in ("pulled", "pushed", "inserted"):
+            for what in ("pulled", "pushed", "inserted", "deleted"):
                 rows.add_metric((model, shard, what), float(getattr(counts, f"{what}_rows_total")))
             for spec in held.shard.specs:
-                held_rows.add_metric((model, shard, spec.name), float(len(held.shard.table(spec.name))))
-        yield from (pushes, rows, held_rows)
+                table = held.shard.table(spec.name)
+                held_rows.add_metric((model, shard, spec.name), float(len(table)))
+                graves.add_metric((model, shard, spec.name), float(len(table.graves)))
+                for what in ("pushed", "unadmitted", "expired"):
+                    handled = float(getattr(table.counts, f"{what}_rows_total"))
+                    table_rows.add_metric((model, shard, spec.name, what), handled)
+        yield from (pushes, rows, held_rows, table_rows, graves)
 
 
 def exposition(metrics: ServerMetrics) -> str:

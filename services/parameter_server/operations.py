@@ -238,6 +238,8 @@ def _description(reply: wire.DescribeReply, address: str) -> ServerDescription:
         fingerprints={model.name: model.fingerprint for model in reply.models},
         pushes=reply.pushes,
         snapshot_age_s=reply.snapshot_age_s,
+        map_epoch=reply.map_epoch,
+        held=tuple(reply.held),
     )
 
 

@@ -12,7 +12,9 @@ from typing import Final
 from services.parameter_server import messages as wire
 from services.parameter_server.acknowledging import Acknowledging
 from services.parameter_server.cluster import Cluster
+from services.parameter_server.describing import describe
 from services.parameter_server.durability import Durability
+from services.parameter_server.expiry import Expiry
 from services.parameter_server.handlers import Rejected, guarded, handle
 from services.parameter_server.host import Answer, Host
 from services.parameter_server.metrics import ServerMetrics, exposition
@@ -56,6 +58,7 @@ class ParameterServer:
         self._parking = Parking()
         self._pushed = Acknowledging(rpc, lambda: cluster.pending(list(host.fences)), cluster.settled)
         self._steps = StepService(host, self._pushed, monotonic)
+        self._expiry = Expiry(host, self._may_expire, monotonic)
         self._metrics = ServerMetrics(
             host, rpc, durability, self._parking, self._steps, cluster, self._pushed
         )
@@ -81,6 +84,7 @@ class ParameterServer:
         worked = self._answer_calls()
         self._keep_intervals()
         self._steps.expire()
+        worked = self._expiry.turn() or worked
         worked = self._cluster.turn() or worked
         self._wake_followers()
         if worked or self._parking.polls:
@@ -123,6 +127,10 @@ class ParameterServer:
             return "the disk is slower than the pushes; try again"
         return next((why for shard in self._host.fences if (why := self._cluster.takes_pushes(shard))), "")
 
+    def _may_expire(self, shard: int) -> bool:
+        """Whether a shard that is led here may take steps of its own now: not while pushes may not."""
+        return not (self._durability.full or self._cluster.takes_pushes(shard))
+
     def _at_once(self, call: Call) -> Answer:
         if call.request.method == "copy":
             return self._cluster.copy(wire.unpack(call.request.body, wire.CopyRequest))
@@ -140,15 +148,9 @@ class ParameterServer:
             self._rpc.answer(call, wire.pack(message), arrays)
 
     def _describe(self) -> wire.DescribeReply:
-        config, saved_s = self._host.config, self._durability.counts.last_snapshot_s
-        return wire.DescribeReply(
-            config.name,
-            self._host.incarnation,
-            sorted(self._host.fences),
-            self._host.describe(),
-            sum(held.moves for _, held in self._host.all_held()),
-            None if saved_s is None else self._monotonic() - saved_s,
-        )
+        saved_s = self._durability.counts.last_snapshot_s
+        age_s = None if saved_s is None else self._monotonic() - saved_s
+        return describe(self._host, self._cluster, age_s)
 
     def _poll(self, call: Call) -> None:
         request = guarded(lambda: wire.unpack(call.request.body, wire.ChangesRequest), "changes")

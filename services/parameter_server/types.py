@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from services.parameter_server.messages import HeldShard
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
@@ -100,7 +103,7 @@ class PushReply:
     """What one shard did with a push.
 
     ``applied`` and ``durable`` are the last offset of the push's source that the shard holds, in memory
-    and in its newest complete snapshot (-1: none). On ``gap`` nothing was applied: push from
+    and on disk (-1: none); while a disk fails, ``durable`` stands still. On ``gap`` nothing was applied: push from
     ``applied + 1`` on. A ``refused`` push (``reason``) counts as applied, or it would block its source. On
     ``stale`` nothing was applied either: pull again, compute again.
     """
@@ -166,7 +169,8 @@ class TableDescription:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What one server says about itself. ``snapshot_age_s`` is None before its first snapshot."""
+    """What one server says about itself. ``shards``: those that it leads. ``snapshot_age_s`` is None before its first
+    snapshot. ``map_epoch``: of the shard map that it goes by; ``held``: what it leads and follows, shard by shard."""
 
     name: str
     address: str
@@ -176,3 +180,5 @@ class ServerDescription:
     fingerprints: dict[str, str]
     pushes: int
     snapshot_age_s: float | None
+    map_epoch: int = 0
+    held: tuple[HeldShard, ...] = ()

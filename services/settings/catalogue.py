@@ -144,7 +144,9 @@ def _describe(section: str, key: str, field: FieldInfo, doc: str) -> SettingKey:
 
 
 def _kind(annotation: object, field: FieldInfo) -> Kind:
-    functions = {getattr(mark, "func", None) for mark in field.metadata}
+    # Of what may be absent the marks stand on the part that is not None.
+    marks = (*field.metadata, *getattr(annotation, "__metadata__", ()))
+    functions = {getattr(mark, "func", None) for mark in marks}
     if parse_duration in functions:
         return "duration"
     if parse_size in functions:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.settings.model import Settings
+from services.settings.model import ModelSettings, Settings
 from services.settings.problems import SettingProblem
 
 SCOPES: Final = ("read", "write", "admin")
+MAX_EXPIRY_S: Final = 2**31 - 1
+MIN_FTRL_RATE: Final = 1e-6
 _HASHED_KEY: Final = re.compile(rf"({'|'.join(SCOPES)}):[0-9a-f]{{64}}")
 _ADDRESS: Final = "HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080; port 0 lets the system choose"
 
@@ -65,6 +67,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
                 yield SettingProblem(name, text, "", str(error), allowed=_ADDRESS)
     yield from _check_keys(settings)
     yield from _check_rpc(settings)
+    yield from _check_model(settings.model)
     if settings.trainer.count > settings.log.partitions:
         yield SettingProblem(
             "trainer.count",
@@ -100,6 +103,31 @@ def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
             "make a key with `headwater config new-key admin` and put it into api.keys",
             "a loopback address such as 127.0.0.1:8080, or any address together with api.keys",
         )
+
+
+def _check_model(model: ModelSettings) -> Iterator[SettingProblem]:
+    """What the parameter servers would refuse in a model's tables."""
+    if 0.0 < model.guard < 1.0:
+        reason = "would refuse ordinary gradients"
+        yield SettingProblem("model.guard", str(model.guard), "", reason, allowed="0, or at least 1")
+    if model.expiry is not None and model.expiry > MAX_EXPIRY_S:
+        reason, allowed = "is longer than 68 years", "a duration, or nothing for never"
+        yield SettingProblem("model.expiry", str(model.expiry), "", reason, allowed=allowed)
+    kinds = {
+        "embedding": (model.embedding_optimiser, model.embedding_rate, model.embedding_l2),
+        "dense": (model.dense_optimiser, model.dense_rate, model.dense_l2),
+    }
+    for what, (kind, rate, l2) in kinds.items():
+        if kind == "sgd" and rate * l2 > 1.0:
+            reason = f"sgd's rate of {rate:g} times it is above 1: each step would jump over 0"
+            yield SettingProblem(
+                f"model.{what}_l2", str(l2), "", reason, f"at most {1 / rate:g} with this rate"
+            )
+        if kind == "ftrl" and rate < MIN_FTRL_RATE:
+            reason = "ftrl divides by it"
+            yield SettingProblem(
+                f"model.{what}_rate", str(rate), "", reason, allowed="at least 1e-6 with ftrl"
+            )
 
 
 def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:

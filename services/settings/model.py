@@ -11,6 +11,7 @@ from services.settings.units import Duration, Size
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+OptimiserKind = Literal["sgd", "rowwise_adagrad", "adagrad", "adam", "ftrl"]
 
 
 class Section(BaseModel):
@@ -172,14 +173,36 @@ class RpcSettings(Section):
 
 
 class ModelSettings(Section):
-    """Shape and learning rates of the models trained online."""
+    """Shape of the models trained online, and how their parameters are kept and learned: the same for every process.
+    A model is declared with these once, by the first trainer; another shape needs another name."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = "main"
     retrieval_dim: Count = 32
     ranking_dim: Count = 16
     temperature: Annotated[float, Field(gt=0)] = 0.3
+    embedding_optimiser: OptimiserKind = "rowwise_adagrad"
+    """How a gradient changes an embedding. Beside each row ``sgd`` keeps nothing, ``rowwise_adagrad`` one number,
+    ``adagrad`` as many as the row has, ``adam`` and ``ftrl`` twice as many."""
     embedding_rate: Annotated[float, Field(gt=0)] = 0.1
+    embedding_l2: Weight = 0.0
+    """Weight decay of embeddings, at each push of the row. 0: none."""
+    embedding_clip: Weight = 0.0
+    """An embedding's gradient longer than this is shortened to it. 0: none is."""
+    dense_optimiser: OptimiserKind = "adagrad"
+    """How a gradient changes the dense weights."""
     dense_rate: Annotated[float, Field(gt=0)] = 0.02
+    dense_l2: Weight = 0.0
+    """Weight decay of the dense weights. 0: none."""
+    dense_clip: Weight = 0.0
+    """A gradient of a chunk of dense weights longer than this is shortened to it. 0: none is."""
+    guard: Weight = 1_000.0
+    """A push is refused where one of its gradients is longer than this many times what is usual in its table. 0: no
+    push is, for its length."""
+    admission: Annotated[int, Field(ge=1, le=255)] = 1
+    """Pushes that a key needs before it costs an embedding. With 1 each item and user has one from its first event on;
+    more keeps what is seen once out of memory, and learns it later."""
+    expiry: Duration | None = None
+    """Embeddings that no push touched for so long are deleted, and begin anew when they come again. Empty: never."""
     seed: int = 7
 
 

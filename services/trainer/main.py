@@ -67,7 +67,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         work = Work(settings, model, metrics, client, coordination, samples, registration)
 
         def serve(progressed: Callable[[], None]) -> None:
-            declare(client, settings.model.name, model.needs, settings.model.seed, schema.fingerprint)
+            declare(client, model.needs, settings.model, schema.fingerprint)
             work.serve(stop, progressed)
 
         def failed(error: Exception) -> None:
@@ -129,7 +129,7 @@ class Work:
             stack.callback(self._meeting.close)
             if not Address(chosen.host, 0).loopback:
                 log.warning("sums between trainers at %s are neither encrypted nor authenticated", chosen.host)
-            replica = DenseReplica(table_specs(self._model.needs, self._settings.model.seed)[-1])
+            replica = DenseReplica(table_specs(self._model.needs, self._settings.model)[-1])
             return Hybrid(
                 client, learner, partitions, feed, follower, self._meeting, replica, metrics,
                 staleness=chosen.staleness, step_wait_s=chosen.step_wait, patience_s=self._patience_s,

@@ -15,12 +15,13 @@ from support.modes import MODES, parameter_servers, recorded, train, weights
 from models.parameters import DENSE
 from models.samples import MicroBatch
 from models.training import RecommenderModel
+from services.settings.model import ModelSettings
 from services.tables import table_specs
 from sync.pushes import Source
 from sync.spec import Optimiser, TableSpec
 
 MODEL = RecommenderModel(SCHEMA, SMALL)
-ADAGRAD = table_specs(MODEL.needs, 7)
+ADAGRAD = table_specs(MODEL.needs, ModelSettings())
 SGD = tuple(replace(spec, optimiser=Optimiser("sgd", 0.01)) for spec in ADAGRAD)
 
 

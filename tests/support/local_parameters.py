@@ -18,6 +18,7 @@ from services.parameter_server.types import (
     Pulled,
     PushReply,
 )
+from services.settings.model import ModelSettings
 from services.tables import table_specs
 from sync import pushes
 from sync.clock import HybridClock
@@ -35,7 +36,7 @@ class LocalParameters:
     """
 
     def __init__(self, needs: ModelNeeds, shards: int = 3) -> None:
-        self.specs = table_specs(needs, 7)
+        self.specs = table_specs(needs, ModelSettings())
         self.fault: Callable[[int], None] = lambda shard: None
         self._writers = itertools.count(1)
         self._ticks = itertools.count(1)
