@@ -132,7 +132,7 @@ class ParameterClient:
         return self._run("metrics", lambda: operations.metrics(self._directory.everyone()))
 
     def checkpoint(self, deadline_s: float = 60.0) -> None:
-        """Return once everything applied so far is in a durable snapshot on every server."""
+        """Return once everything applied so far is on disk on every server."""
         self._run("checkpoint", lambda: operations.checkpoint(self._directory.servers()), deadline_s)
 
     @property

@@ -20,6 +20,7 @@ from support.disks import FaultyDisk, Kept, contents, recovered
 from support.parameters import SOURCE
 
 from services.parameter_server.recovery import read_records
+from services.parameter_server.writer import Report
 
 BACKLOG = 40_000
 """Bytes: about ten of the recorded pushes."""
@@ -117,10 +118,15 @@ class TestFullDisk:
             time.sleep(0.001)
         disk.room = None
         before = kept.applied
+        looks = 0
         while kept.durability.given_up:
             kept.durability.step()
             kept.push()
             assert kept.durable == -1 or kept.durable >= before
+            if kept.durability.busy and kept.durable == -1 and list(kept.folder.glob("*.pending")):
+                looks += 1
+                recovered(_copied(kept, tmp_path / f"copy-{looks}"))
+        assert looks, "no log waited for its snapshot"
         kept.flush()
         assert kept.durable == kept.applied > before
         kept.crash()
@@ -214,6 +220,43 @@ class TestBrokenDisk:
         with pytest.raises(RuntimeError, match="has died"):
             kept.until(lambda: False)
         kept.close()
+
+    def test_a_sync_that_succeeds_after_one_that_failed_proves_nothing(
+        self, tmp_path: Path, disk: FaultyDisk
+    ) -> None:
+        kept = Kept(tmp_path, 1, disk)
+        kept.push(3)
+        kept.flush()
+        disk.syncs_fail = True
+        kept.push()
+        deadline = time.monotonic() + 20.0
+        while not failing(kept) and time.monotonic() < deadline:  # the loop is busy and looks at no report
+            time.sleep(0.001)
+        disk.syncs_fail = False
+        kept.push(5)
+        time.sleep(0.05)
+        outcomes = [report.outcome for report in kept.durability.writer.reports()]
+        assert "lost" in outcomes
+        assert "synced" not in outcomes
+        kept.close()
+
+    def test_a_late_report_of_a_log_that_was_given_up_does_not_count(
+        self, kept: Kept, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept.push(2)
+        kept.flush()
+        position = kept.held.durable.position
+        disk.syncs_fail = True
+        kept.push()
+        kept.until(lambda: kept.durability.given_up == 1)
+        writer = kept.durability.writer
+        take = writer.reports
+        (log,) = kept.durability._kept
+        late = Report(log, "synced", position + 1_000, 0)
+        monkeypatch.setattr(writer, "reports", lambda: [late, *take()])
+        disk.syncs_fail = False
+        kept.until(lambda: kept.durability.given_up == 0)
+        assert kept.held.durable.position < position + 1_000
 
 
 class TestSlowDisk:

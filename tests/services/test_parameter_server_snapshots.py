@@ -156,15 +156,29 @@ class TestSnapshots:
         assert contents(recovered(tmp_path)) == undisturbed(3)
         assert path.with_name(path.name + ".damaged").exists()
 
-    def test_old_ones_and_their_logs_go(self, kept: Kept) -> None:
+    def test_a_log_goes_only_when_no_step_of_it_is_needed(self, tmp_path: Path) -> None:
+        folder = ShardFolder(tmp_path, "main", 0, 1, 2)
+        folder.path.mkdir(parents=True)
+        for path in (*map(folder.snapshot, (5, 6, 7)), *map(folder.log, (1, 6, 7, 8))):
+            path.touch()
+        folder.prune()
+        assert [position for position, _ in folder.snapshots()] == [6, 7]
+        assert [position for position, _ in folder.logs()] == [7, 8]
+
+    @pytest.mark.parametrize("pushes", [1, 2])
+    def test_old_ones_go_with_the_logs_that_no_other_needs(
+        self, kept: Kept, tmp_path: Path, pushes: int
+    ) -> None:
         names = []
         for _ in range(4):
-            kept.push(2)
+            kept.push(pushes)
             names.append(kept.snapshot().stem)
         kept.push(1)
         kept.flush()
         assert [path.stem for path in sorted(kept.folder.glob("*.snapshot"))] == names[-2:]
         assert [int(path.stem) for path in logs(kept)] == [int(name) + 1 for name in names[-2:]]
+        (kept.folder / f"{names[-1]}.snapshot").write_bytes(b"x")
+        assert contents(recovered(tmp_path)) == contents(kept.shard)
 
     def test_what_did_not_move_is_not_written_again(self, kept: Kept) -> None:
         kept.push(1)
@@ -195,6 +209,21 @@ class TestSnapshots:
         kept.snapshot()
         kept.close()
         assert disk.done == ["sync ", "sync .tmp", "rename .snapshot", "sync "]
+
+    def test_it_is_named_only_once_its_log_is_synced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("services.parameter_server.durability.PAGE_BYTES", 10 * 40)
+        disk = FaultyDisk()
+        kept = Kept(tmp_path, 1, disk, pace=Pace(fsync_s=3_600.0))
+        kept.push(5)
+        kept.durability.snapshot_now()
+        kept.until(lambda: kept.durability.writer.counts.snapshot_bytes_total > 0)
+        begun = len(disk.done)
+        kept.push(1)
+        kept.until(lambda: kept.durability.writer.counts.snapshots_total == 1)
+        kept.close()
+        assert "sync .log" in disk.done[begun : disk.done.index("rename .snapshot")]
 
     def test_what_a_crash_left_half_written_is_swept(self, kept: Kept, tmp_path: Path) -> None:
         kept.push(1)
