@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.batches import micro_batch
+from support.etcd import etcd_server
 from support.service_process import eventually, service
 
 from models.samples import encode_batch
 from services.backends import open_coordination, open_log
 from services.coordination.contract import Coordination
 from services.coordination.membership import Member, Registration
-from services.coordination.sqlite import SqliteCoordination
+from services.coordination.open import open_coordination_store
 from services.messagelog.contract import Message, MessageLog
 from services.parameter_server.client import ParameterClient
 from services.parameter_server.types import ParameterError
@@ -61,9 +62,13 @@ def test_a_seat_is_that_of_the_very_process():
     assert seat_in(None, member("b"), Decimal(1)) is None
 
 
-def test_members_come_go_and_renew(tmp_path):
+@pytest.mark.parametrize("backend", ["sqlite", "etcd"])
+def test_members_come_go_and_renew(tmp_path, backend):
     with ExitStack() as stack:
-        store = stack.enter_context(closing(SqliteCoordination(tmp_path / "coordination.db")))
+        url = stack.enter_context(etcd_server(tmp_path)) if backend == "etcd" else ""
+        store = stack.enter_context(
+            closing(open_coordination_store(backend, tmp_path / "coordination.db", url))
+        )
 
         def join(name: str) -> tuple[Registration, GroupFollower]:
             registration = Registration(store, member(name, store.increment("incarnations")), 5.0)

@@ -183,7 +183,8 @@ def test_asynchronous_trainers_repeat_what_was_stale_and_lose_nothing(tmp_path, 
         metrics = train(settings, MODEL, SGD, "async", members, staleness=staleness)
         text = "".join(client.metrics().values())
     stale = sum(m.registry.get_sample_value("headwater_trainer_stale_total") for m in metrics)
-    assert (stale > 0) == (staleness < 2)
+    if staleness != 1:  # by chance no two of them may have come between a pull and its push
+        assert (stale > 0) == (staleness == 0)
     for shard in range(4):
         assert (
             f'headwater_parameters_pushes_total{{model="main",shard="{shard}",status="applied"}} 45.0' in text
@@ -198,3 +199,21 @@ def test_a_member_without_samples_holds_nobody_up(tmp_path):
             train(settings, MODEL, SGD, mode, [{0: recorded([batches])[0]}, {1: []}], step_wait_s=0.02)
             assert time.monotonic() - started < 10.0
             assert {s.applied for s in client.applied("main", Source("samples-log", 0)).values()} == {7}
+
+
+@pytest.mark.parametrize("mode", ["sync", "hybrid"])
+def test_the_same_samples_and_assignment_leave_the_same_bits(tmp_path, mode):
+    """Two members with two partitions each; in hybrid mode on the one shard whose order is not left to chance."""
+    parts = [[micro_batch(50 * p + n) for n in range(6)] for p in range(4)]
+    records = recorded(parts)
+    members = [{0: records[0], 2: records[2]}, {1: records[1], 3: records[3]}]
+    found = []
+    for run in range(2):
+        with parameter_servers(tmp_path / str(run), ADAGRAD, shards=1 if mode == "hybrid" else 3) as (
+            settings,
+            client,
+        ):
+            train(settings, MODEL, ADAGRAD, mode, members)
+            found.append(weights(client, MODEL, [batch for some in parts for batch in some]))
+    for table, rows in found[0].items():
+        assert found[1][table].tobytes() == rows.tobytes(), table
