@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.settings.model import ModelSettings, Settings
+from services.settings.model import ModelSettings, ParameterSettings, Settings
 from services.settings.problems import SettingProblem
 
 SCOPES: Final = ("read", "write", "admin")
@@ -68,6 +68,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
     yield from _check_keys(settings)
     yield from _check_rpc(settings)
     yield from _check_model(settings.model)
+    yield from _check_replicas(settings.parameters)
     if settings.trainer.count > settings.log.partitions:
         yield SettingProblem(
             "trainer.count",
@@ -102,6 +103,27 @@ def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
             "others could reach this address, and no key is set",
             "make a key with `headwater config new-key admin` and put it into api.keys",
             "a loopback address such as 127.0.0.1:8080, or any address together with api.keys",
+        )
+
+
+def _check_replicas(parameters: ParameterSettings) -> Iterator[SettingProblem]:
+    if parameters.replicas > parameters.servers:
+        yield SettingProblem(
+            "parameters.replicas",
+            str(parameters.replicas),
+            "",
+            f"each replica of a shard is on a server of its own, and parameters.servers is {parameters.servers}",
+            f"set parameters.servers={parameters.replicas}, or fewer replicas",
+            "a whole number from 1 to parameters.servers",
+        )
+    elif parameters.replication == "quorum" and parameters.replicas == 2:
+        yield SettingProblem(
+            "parameters.replicas",
+            "2",
+            "",
+            "with replication = quorum, pushes stop when either of two replicas dies",
+            "set parameters.replicas=3, or parameters.replication=chain",
+            "1, or 3 and more, with parameters.replication=quorum",
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from services.settings.units import Duration, Size
 
@@ -146,18 +146,6 @@ class ParameterSettings(Section):
     deadline: Duration = 5.0
     change_stream: Count = 262_144
     """Rows a shard's change stream remembers; a reader further behind gets a full scan."""
-
-    @model_validator(mode="after")
-    def _replicas_fit(self) -> Self:
-        if self.replicas > self.servers:
-            raise ValueError(
-                f"replicas = {self.replicas} of each shard need as many servers; servers = {self.servers}"
-            )
-        if self.replication == "quorum" and self.replicas == 2:
-            raise ValueError(
-                "replication = quorum with replicas = 2 stops when either server dies; take 3 replicas, or chain"
-            )
-        return self
 
 
 class RpcSettings(Section):

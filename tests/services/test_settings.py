@@ -202,3 +202,19 @@ def test_each_trainer_needs_a_partition() -> None:
     (problem,) = problems_of(None, {}, ("trainer.count=3", "log.partitions=2"))
     assert problem.name == "trainer.count"
     assert problem.suggestion.startswith("set log.partitions=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        (("parameters.replicas=2",), "parameters.servers=2"),
+        (
+            ("parameters.servers=3", "parameters.replicas=2", "parameters.replication=quorum"),
+            "parameters.replication=chain",
+        ),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused_with_what_can(overrides: tuple[str, ...], advice: str) -> None:
+    (problem,) = problems_of(None, {}, overrides)
+    assert problem.name == "parameters.replicas"
+    assert advice in problem.suggestion

@@ -212,7 +212,7 @@ def test_restart_delays_grow_to_a_bound_and_start_over() -> None:
 
 
 def test_plan_follows_the_counts() -> None:
-    overrides = ["parameters.servers=2", "processor.count=1", "trainer.count=3"]
+    overrides = ["parameters.servers=2", "processor.count=1", "trainer.count=3", "log.partitions=3"]
     specs = plan(load_settings(overrides=overrides).settings, Path("/x.toml"))
     assert [child.name for child in specs] == [
         "parameter-server-0", "parameter-server-1", "processor-0", "trainer-0", "trainer-1", "trainer-2",
