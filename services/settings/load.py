@@ -172,18 +172,9 @@ def _build(
         named: set[str] = set()
         for detail in error.errors(include_input=False, include_url=False):
             name = ".".join(str(part) for part in detail["loc"][:2])
-            reason = detail["msg"].removeprefix("Value error, ")
             if name in given and name not in named:
-                problems.append(_wrong(given[name], known[name], reason))
-            elif name in sections and name not in named:
-                # What belongs together in a section and does not fit: whoever gave a part of it is named.
-                origins = [
-                    str(given[key.name].origin)
-                    for key in known.values()
-                    if key.section == name and key.name in given
-                ]
-                problems.append(SettingProblem(name, "", "; ".join(origins), reason))
-            named.add(name)
+                named.add(name)
+                problems.append(_wrong(given[name], known[name], detail["msg"].removeprefix("Value error, ")))
         return None
 
 

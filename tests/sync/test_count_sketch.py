@@ -169,3 +169,26 @@ def test_refuses_damaged_states(state: SketchState, named: str) -> None:
     sketch = CountSketch(8)
     with pytest.raises(SnapshotDamaged, match=named):
         sketch.load(state)
+
+
+def test_tells_about_how_many_keys_wait() -> None:
+    rng = np.random.default_rng(7)
+    sketch = CountSketch(2**18)
+    assert sketch.waiting(3) == 0
+    keys = np.unique(rng.integers(0, 2**64, 60_000, np.uint64))
+    admitted, waiting = keys[:10_000], keys[10_000:]
+    for _ in range(3):
+        sketch.count(admitted)
+    sketch.count(waiting)
+    sketch.count(waiting[:20_000])
+    assert sketch.waiting(3) == pytest.approx(len(waiting), rel=0.05)
+    # Of those that were counted once or twice, the first alone wait for a second push.
+    assert sketch.waiting(2) == pytest.approx(len(waiting) - 20_000, rel=0.05)
+
+
+def test_the_number_of_keys_that_wait_is_finite_however_full_it_is() -> None:
+    sketch = CountSketch(16)
+    sketch.count(np.arange(15, dtype=np.uint64))
+    assert 0 <= sketch.waiting(255) <= 16 * np.log(16)
+    sketch.count(np.zeros(0, np.uint64))
+    assert sketch.waiting(1) == 0
