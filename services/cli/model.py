@@ -85,7 +85,7 @@ def _print_model(model: ModelSummary) -> None:
     if model.last_refusal:
         print(f"last refusal: {model.last_refusal}")
     print()
-    columns = ("table", "kind", "dim", "rows", "of rows", "allocated", "touched a push")
+    columns = ("table", "kind", "dim", "rows", "row bytes", "allocated", "touched a push")
     print_table(columns, [_sizes(table) for table in model.tables])
     print()
     learned = ("table", "optimiser", "rate", "l2", "clip", "guard", "usual norm")
