@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.one_process import OneProcess, Ready, Vocabulary, optimiser
-from benchmarks.recorded import record
+from benchmarks.recorded import processed
 from benchmarks.report import Row
 from benchmarks.servers import MODEL, ServersFailed, parameter_servers
 from benchmarks.turns import Block, faced, in_turn
@@ -56,11 +56,10 @@ def measure(sizes: Sizes, folder: Path, console: Console) -> Iterator[Row]:
     settings = Settings()
     model = build_model(open_schema(settings), settings.model)
     console.print(f"epoch: recording the samples of {sizes.interactions:,} interactions")
-    recording = record(folder / "recorded", 1, sizes.interactions)
-    for note in recording.notes:
+    (values,), notes = processed(folder / "recorded", 1, sizes.interactions)
+    for note in notes:
         console.print(note)
-    training = (decode_batch(value) for value in recording.training[0])
-    batches = list(regrouped([*training, *recording.held_out], SIZE, model))
+    batches = list(regrouped(map(decode_batch, values), SIZE, model))
     samples = sum(map(len, batches))
     console.print(f"epoch: {samples:,} samples, {sizes.rounds} rounds")
     specs = table_specs(model.needs, settings.model)

@@ -145,22 +145,28 @@ def _compare(dim: int, plain: _Ours, curve: _Ours | None, peer: _Peer | None, si
 
     where = f"{ASKED:,} x {dim} of {rows:,} rows over loopback"
     found, others = turns("pull", *([peer.pull(dim)] if peer else []))
-    for figures, way in zip(found, ("", ", CURVE"), strict=False):
-        yield faced(
-            f"pull {where}{way}", "rows/s", figures, others[0] if others else None, _name("MGET"),
-            aim=AIM_PULL if full and not way else None, note=_calls(figures),
-        )  # fmt: skip
+    yield from _faced(
+        f"pull {where}", found, others[0] if others else None, "MGET", AIM_PULL if full else None
+    )
     ways = [("MSET", False, AIM_MSET)]
     if full:
         ways.insert(0, ("pipelined SETs", True, AIM_SET))
     peers = [peer.push(dim, pipelined=pipelined) for _, pipelined, _ in ways] if peer else []
     found, others = turns("push", *peers)
     for place, (name, _, aim) in enumerate(ways):
-        for figures, way in zip(found, ("", ", CURVE"), strict=False):
-            yield faced(
-                f"push {where}, row-wise Adagrad{way}, against {name}", "rows/s", figures,
-                others[place] if others else None, _name(f"MGET, NumPy, {name}"), aim=aim if full and not way else None, note=_calls(figures),
-            )  # fmt: skip
+        work = f"push {where}, row-wise Adagrad, against {name}"
+        against = others[place] if others else None
+        yield from _faced(work, found, against, f"MGET, NumPy, {name}", aim if full else None)
+
+
+def _faced(
+    work: str, found: Sequence[Figures], peer: Figures | None, how: str, aim: float | None
+) -> Iterator[Row]:
+    """A row for plain calls, which the aim is for, and where they were measured one for encrypted ones."""
+    for figures, way in zip(found, ("", ", CURVE"), strict=False):
+        yield faced(
+            work + way, "rows/s", figures, peer, _name(how), aim=None if way else aim, note=_calls(figures)
+        )
 
 
 def _rate(call: Callable[[T], object], asked: Sequence[T]) -> float:

@@ -51,6 +51,20 @@ class Recording:
 
 def record(folder: Path, partitions: int, interactions: int) -> Recording:
     """Process the first ``interactions`` of MovieLens-100K, in the order of their time."""
+    found, notes = processed(folder, partitions, interactions)
+    kept = [round(len(some) * (1 - HELD_OUT)) for some in found]
+    held_out = [
+        decode_batch(value) for some, first in zip(found, kept, strict=True) for value in some[first:]
+    ]
+    return Recording(
+        tuple(tuple(some[:first]) for some, first in zip(found, kept, strict=True)),
+        tuple(held_out[:: -(-len(held_out) // MEASURED)]),
+        notes,
+    )
+
+
+def processed(folder: Path, partitions: int, interactions: int) -> tuple[list[list[bytes]], tuple[str, ...]]:
+    """All micro-batches of the first ``interactions``, encoded, by partition; and what the user must be told."""
     settings = Settings(
         data=DataSettings(dir=folder),
         log=LogSettings(partitions=partitions),
@@ -63,16 +77,7 @@ def record(folder: Path, partitions: int, interactions: int) -> Recording:
         with closing(log.producer()) as producer:
             append_events(events, producer, topic=EVENTS, partitions=partitions, now_ms=_now_ms)
         _process(settings, log)
-        found = [_read(log, partition) for partition in range(partitions)]
-    kept = [round(len(some) * (1 - HELD_OUT)) for some in found]
-    held_out = [
-        decode_batch(value) for some, first in zip(found, kept, strict=True) for value in some[first:]
-    ]
-    return Recording(
-        tuple(tuple(some[:first]) for some, first in zip(found, kept, strict=True)),
-        tuple(held_out[:: -(-len(held_out) // MEASURED)]),
-        notes,
-    )
+        return [_read(log, partition) for partition in range(partitions)], notes
 
 
 def _process(settings: Settings, log: MessageLog) -> None:
