@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict
 from typing import Final
 
 import uvicorn
@@ -144,7 +145,7 @@ def _register(settings: Settings, name: str, coordination: Coordination, bound: 
 
 
 def _measure(api: Api, serving: Serving) -> None:
-    """Gauges of what is held in memory, and the counters of the group commit."""
+    """Gauges of what is held in memory, and what the cache of rows counts."""
     gauge = api.metrics.gauge
     gauge("headwater_api_queue_events", "Events waiting for the log.", lambda: float(api.ingest.waiting))
     gauge("headwater_api_items", "Items in memory.", lambda: float(len(serving.items.catalogue)))
@@ -153,4 +154,12 @@ def _measure(api: Api, serving: Serving) -> None:
         "headwater_api_dense_generation",
         "Generation of the dense weights served (-1: none).",
         lambda: -1.0 if serving.items.current is None else float(serving.items.current.dense.generation),
+    )
+    api.metrics.totals(
+        "headwater_api_cached_rows",
+        "Rows in the cache of hot rows, by what became of them.",
+        "what",
+        lambda: {
+            name.removesuffix("_total"): count for name, count in asdict(serving.parameters.cached).items()
+        },
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 FRESHNESS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -92,6 +95,24 @@ class ApiMetrics:
         """A gauge that is read when the metrics are."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
+    def totals(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """A counter that is read when the metrics are, by the values of ``label``."""
+        self.registry.register(_Totals(name, text, label, read))
+
     def render(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Totals(Collector):
+    name: str
+    text: str
+    label: str
+    read: Callable[[], Mapping[str, int]]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        found = CounterMetricFamily(self.name, self.text, labels=(self.label,))
+        for value, total in self.read().items():
+            found.add_metric((value,), float(total))
+        yield found

@@ -11,10 +11,13 @@ from typing import Final, TypeVar
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member
 from services.parameter_server import operations
+from services.parameter_server.caching import open_cache
 from services.parameter_server.directory import Directory, MapMissing, same_process
+from services.parameter_server.hotkeys import HotCounts
 from services.parameter_server.messages import ShardCursor
 from services.parameter_server.operations import Operation
-from services.parameter_server.retries import LOOK_S, RESEND_S, Replan, judge, pause_s
+from services.parameter_server.readers import FROM_LEADERS, Readers, Reading
+from services.parameter_server.retries import ELSEWHERE_S, LOOK_S, RESEND_S, Elsewhere, Replan, judge, pause_s
 from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     DenseSnapshot,
@@ -55,16 +58,44 @@ class AsyncParameterClient:
         *,
         deadline_s: float = 5.0,
         security: Security | None = None,
+        reading: Reading = FROM_LEADERS,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._directory = Directory(coordination)
+        self._reads_any = reading.reads == "any"
+        self._readers = Readers()
+        self._cache = open_cache(reading)
         self._deadline_s = deadline_s
         self._random = jitter
         self._rpc = AsyncRpcClient(security)
 
-    async def pull(self, model: str, keys: Mapping[str, Keys], *, deadline_s: float | None = None) -> Pulled:
-        """The rows of ``keys [N]`` per table."""
-        return await self._routed("pull", model, lambda route: operations.pull(route, keys), deadline_s)
+    async def pull(
+        self,
+        model: str,
+        keys: Mapping[str, Keys],
+        *,
+        deadline_s: float | None = None,
+        followers: bool | None = None,
+        unasked: bool = True,
+    ) -> Pulled:
+        """The rows of ``keys [N]`` per table.
+
+        ``followers``: any replica may answer, not only leaders (None: as the client was told). Their rows may be
+        older by as much as they lag; ``watermarks`` are of those who answered, and ``moves`` are not known.
+        ``unasked``: rows of the client's cache may be used without asking, as their age allows.
+        """
+        anyone = self._reads_any if followers is None else followers
+
+        def plan(route: Route) -> Operation[Pulled]:
+            choice = self._readers.choose(route.map, self._directory.registered()) if anyone else None
+            return operations.pull(route, keys, choice, self._cache, unasked=unasked)
+
+        return await self._routed("pull", model, plan, deadline_s)
+
+    @property
+    def cached(self) -> HotCounts:
+        """What the client's cache of rows did so far."""
+        return HotCounts() if self._cache is None else self._cache.counts
 
     async def dense(self, model: str, published: bool = True, table: str = "dense") -> DenseSnapshot:
         """The dense weights: the newest published generation, or the live values."""
@@ -180,6 +211,9 @@ class AsyncParameterClient:
                 if not self._directory.cached(model):
                     await asyncio.to_thread(self._directory.load, model)
                 return await self._ask(plan(), deadline - clock(), allowed_s)
+            except Elsewhere:
+                await asyncio.to_thread(self._directory.look_again)
+                continue
             except Replan:
                 self._directory.forget_map()
             except MapMissing as error:
@@ -214,16 +248,18 @@ class AsyncParameterClient:
                 raise ParametersUnavailable(operation.what, (server,), allowed_s)
             attempt += 1
             answer = await self._attempt(operation, server, remaining)
-            if answer is None:
-                continue
-            verdict = judge(operation.what, server, operation.incarnations.get(server, 0), answer)
-            if verdict == "done":
-                assert isinstance(answer, Reply)
-                return answer
-            if verdict == "replan":
-                raise Replan
-            if verdict == "declare":
-                await self._declare_again(server)
+            if answer is not None:
+                verdict = judge(operation.what, server, operation.incarnations.get(server, 0), answer)
+                if verdict == "done":
+                    assert isinstance(answer, Reply)
+                    return answer
+                if verdict == "declare":
+                    await self._declare_again(server)
+                elif verdict == "replan" and server not in operation.spared:
+                    raise Replan
+            if server in operation.spared:
+                self._readers.avoid(server)
+                raise Elsewhere
 
     async def _attempt(
         self, operation: Operation[T], server: str, remaining: float
@@ -232,7 +268,8 @@ class AsyncParameterClient:
         member = self._directory.member(server)
         if member is None:
             return None
-        timeout_s = remaining if operation.patient else min(remaining, RESEND_S)
+        limit_s = ELSEWHERE_S if server in operation.spared else RESEND_S
+        timeout_s = remaining if operation.patient else min(remaining, limit_s)
         watch = _Later(LOOK_S, lambda: self._forget_when_replaced(server, member))
         try:
             return await self._rpc.call(member.address, operation.requests[server], timeout_s)

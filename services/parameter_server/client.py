@@ -12,10 +12,13 @@ from models.samples import Watermark
 from services.coordination.contract import Coordination, CoordinationError
 from services.parameter_server import operations
 from services.parameter_server.aio import AsyncParameterClient
+from services.parameter_server.caching import open_cache
 from services.parameter_server.declarations import Declaration, settle_declaration
 from services.parameter_server.directory import Directory, MapMissing, same_process
+from services.parameter_server.hotkeys import HotCounts
 from services.parameter_server.operations import Operation
-from services.parameter_server.retries import LOOK_S, RESEND_S, Replan, judge, pause_s
+from services.parameter_server.readers import FROM_LEADERS, Readers, Reading
+from services.parameter_server.retries import ELSEWHERE_S, LOOK_S, RESEND_S, Elsewhere, Replan, judge, pause_s
 from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     Applied,
@@ -62,11 +65,15 @@ class ParameterClient:
         *,
         deadline_s: float = 5.0,
         security: Security | None = None,
+        reading: Reading = FROM_LEADERS,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._directory = Directory(coordination)
+        self._reads_any = reading.reads == "any"
+        self._readers = Readers(monotonic)
+        self._cache = open_cache(reading, monotonic)
         self._deadline_s = deadline_s
         self._time = _Time(monotonic, sleep, jitter)
         self._rpc = RpcClient(security, monotonic=monotonic)
@@ -78,9 +85,27 @@ class ParameterClient:
         settle_declaration(self._directory.coordination, declaration)
         self._run("declare", lambda: operations.declare(self._directory.servers(), declaration))
 
-    def pull(self, model: str, keys: Mapping[str, Keys]) -> Pulled:
-        """The rows of ``keys [N]`` per table."""
-        return self._routed("pull", model, lambda route: operations.pull(route, keys))
+    def pull(
+        self, model: str, keys: Mapping[str, Keys], *, followers: bool | None = None, unasked: bool = True
+    ) -> Pulled:
+        """The rows of ``keys [N]`` per table.
+
+        ``followers``: any replica may answer, not only leaders (None: as the client was told). Their rows may be
+        older by as much as they lag; ``watermarks`` are of those who answered, and ``moves`` are not known.
+        ``unasked``: rows of the client's cache may be used without asking, as their age allows.
+        """
+        anyone = self._reads_any if followers is None else followers
+
+        def plan(route: Route) -> Operation[Pulled]:
+            choice = self._readers.choose(route.map, self._directory.registered()) if anyone else None
+            return operations.pull(route, keys, choice, self._cache, unasked=unasked)
+
+        return self._routed("pull", model, plan)
+
+    @property
+    def cached(self) -> HotCounts:
+        """What the client's cache of rows did so far."""
+        return HotCounts() if self._cache is None else self._cache.counts
 
     def push(
         self,
@@ -156,6 +181,9 @@ class ParameterClient:
             attempt += 1
             try:
                 return self._ask(plan(), deadline, allowed_s)
+            except Elsewhere:
+                self._directory.look_again()
+                continue
             except Replan:
                 self._directory.forget_map()
                 if self._time.monotonic() >= deadline:
@@ -193,6 +221,7 @@ class ParameterClient:
         remaining: float,
     ) -> None:
         """Send what waits to the servers that are there; move what was answered to ``replies``."""
+        limit_s = ELSEWHERE_S if operation.spared else RESEND_S
         known = {server: self._directory.member(server) for server in waiting}
         there = {member.address: server for server, member in known.items() if member is not None}
 
@@ -203,7 +232,7 @@ class ParameterClient:
         try:
             answers = self._rpc.exchange(
                 {address: operation.requests[server] for address, server in there.items()},
-                remaining if operation.patient else min(remaining, RESEND_S),
+                remaining if operation.patient else min(remaining, limit_s),
                 unchanged,
                 LOOK_S,
             )
@@ -219,10 +248,14 @@ class ParameterClient:
                 assert isinstance(answer, Reply)
                 replies[server] = answer
                 del waiting[server]
-            elif verdict == "replan":
-                raise Replan
             elif verdict == "declare":
                 self._declare_again(server, address)
+            elif verdict == "replan" and server not in operation.spared:
+                raise Replan
+        if failed := operation.spared & waiting.keys():
+            for server in failed:
+                self._readers.avoid(server)
+            raise Elsewhere
 
     def _declare_again(self, server: str, address: str) -> None:
         """Tell a server of every model that this client knows: it started before they were declared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -64,6 +65,10 @@ class Directory:
         """The registered process of ``server``, as last read; None where there is none."""
         return (self.refresh() if self._members is None else self._members).get(server)
 
+    def registered(self) -> Collection[str]:
+        """The names of all servers that are registered, as last read."""
+        return self.refresh() if self._members is None else self._members
+
     def address(self, server: str) -> str:
         """Where ``server`` is reached, or an empty text."""
         found = self.member(server)
@@ -103,6 +108,11 @@ class Directory:
             return False
         self._map = now
         return before is not None
+
+    def look_again(self) -> None:
+        """Read the members and the map anew; what cannot be read stays."""
+        self.refresh()
+        self.map_changed()
 
     def forget_map(self) -> None:
         """Read the shard map anew next time: a server said that a shard is not its own."""

@@ -27,13 +27,15 @@ class Held:
     """One shard of one model, with what of it is on disk.
 
     ``moves`` counts the pushes that moved its offsets. ``stale_total``: pushes that came too late for their bound.
-    ``whole``: not a copy whose last steps are still to come.
+    ``whole``: not a copy whose last steps are still to come. ``unchanged_total``: rows that clients asked for by their
+    version and had already.
     """
 
     shard: Shard
     durable: DurableOffsets = field(default_factory=DurableOffsets)
     stale_total: int = 0
     whole: bool = True
+    unchanged_total: int = 0
 
     @property
     def moves(self) -> int:
@@ -74,7 +76,8 @@ class Keeper(Protocol):
         ...
 
     def renew(self, held: Held) -> None:
-        """Another shard was put in the place of ``held.shard``: keep that one, from scratch."""
+        """Another shard was put in the place of ``held.shard``: keep that one, from scratch, once it is whole. What is
+        kept until then is the shard before it."""
         ...
 
     def forget(self, held: Held) -> None:
@@ -213,6 +216,7 @@ class Holdings:
         """Put a copy in the place of the shard that is here. Nothing of it is kept until it is ``settled``."""
         held = self.models[copy.model].held[copy.shard_id]
         held.shard, held.whole = copy, False
+        self._keeper.renew(held)
 
     def settled(self, shard: Shard) -> None:
         """A copy is whole: keep it from now on."""

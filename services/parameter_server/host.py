@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from services.parameter_server import messages as wire
 from services.parameter_server.holdings import Held, Holdings, Model
@@ -46,31 +47,50 @@ class Host(Holdings):
             start += count
 
     def pull(self, request: wire.PullRequest, arrays: Sequence[Array]) -> Answer:
-        """Rows of every part, in the order of its keys."""
+        """Rows of every part, in the order of its keys; where the request is versioned, those that differ."""
         model = self.model(request.model)
-        if len(arrays) != len(request.parts):
+        each = 2 if request.versioned else 1
+        if len(arrays) != each * len(request.parts):
             raise ParametersRefused(f"{len(request.parts)} parts, {len(arrays)} arrays")
-        wanted = zip(request.parts, arrays, strict=True)
+        wanted = zip(request.parts, arrays[::each], strict=True)
         size = sum(keys.size * _row_bytes(model, part.table) for part, keys in wanted)
         if size > MAX_ANSWER_BYTES:
             raise ParametersRefused(f"rows of {size} bytes; one answer has at most {MAX_ANSWER_BYTES}")
         rows: list[Array] = []
-        for part, keys in zip(request.parts, arrays, strict=True):
-            found = [
-                held.shard.pull(part.table, _keys(some))
-                for held, (some,) in self._ranges(model, part, (keys,), followed=request.followers)
-            ]
-            dim = model.declaration.table(part.table).dim
-            rows.append(np.concatenate(found) if len(found) != 1 and found else _first(found, dim))
-        named = {shard for part in request.parts for shard in part.shards}
-        shards = (
-            [(shard, model.held[shard]) for shard in sorted(named)] if request.followers else self.led(model)
-        )
+        for number, part in enumerate(request.parts):
+            some = arrays[each * number : each * number + each]
+            rows += self._pulled(model, part, some, followed=request.followers)
         marks = [
-            wire.ShardMarks(shard, _wire_marks(held.shard.watermarks().values()), held.moves)
-            for shard, held in shards
+            wire.ShardMarks(
+                shard, _wire_marks(held.shard.watermarks().values()), held.moves, held.shard.epoch
+            )
+            for shard, held in self._marked(model, request)
         ]
         return wire.PullReply(marks), tuple(rows)
+
+    def _pulled(
+        self, model: Model, part: wire.Part, arrays: Sequence[Array], *, followed: bool
+    ) -> list[Array]:
+        """The answer to one part: rows, or (with versions) which changed, their rows and versions."""
+        dim = model.declaration.table(part.table).dim
+        ranges = self._ranges(model, part, arrays, followed=followed)
+        if len(arrays) == 1:
+            found = [held.shard.pull(part.table, _keys(keys)) for held, (keys,) in ranges]
+            return [np.concatenate(found) if len(found) != 1 and found else _first(found, dim)]
+        changes = [
+            _differing(held, part.table, _keys(keys), _versions(theirs)) for held, (keys, theirs) in ranges
+        ]
+        if not changes:
+            return [np.empty(0, np.bool_), np.empty((0, dim), np.float32), np.empty((0, 2), np.uint64)]
+        return [np.concatenate(column) for column in zip(*changes, strict=True)]
+
+    def _marked(self, model: Model, request: wire.PullRequest) -> Iterator[tuple[int, Held]]:
+        """The shards whose marks are told with a pull. Raises NotMine."""
+        if not request.followers:
+            yield from self.led(model)
+            return
+        for shard in sorted({*request.shards, *(shard for part in request.parts for shard in part.shards)}):
+            yield shard, self.held(model, shard, followed=True)
 
     def push(self, request: wire.PushRequest, arrays: Sequence[Array]) -> Answer:
         """Apply a push on every shard that it names; each shard is atomic on its own."""
@@ -247,6 +267,25 @@ def _keys(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     if array.dtype != np.uint64:
         raise ParametersRefused(f"keys are {array.dtype}, not uint64")
     return array.view(np.uint64)
+
+
+def _versions(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    if array.dtype != np.uint64 or array.ndim != 2 or array.shape[1] != 2:
+        raise ParametersRefused(f"versions are {array.dtype} {list(array.shape)}, not uint64 [N, 2]")
+    return array.view(np.uint64)
+
+
+def _differing(
+    held: Held, table: str, keys: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]
+) -> tuple[Array, Array, Array]:
+    """Which of ``keys`` ``[N]`` have other versions than ``theirs`` ``[N, 2]``; the rows and versions of these."""
+    stored = held.shard.table(table)
+    checked = stored.check_keys(keys)
+    time, writer = stored.versions(checked)
+    ours = np.stack([time, writer.astype(np.uint64)], axis=1)
+    changed = (ours != theirs).any(axis=1)
+    held.unchanged_total += len(keys) - int(changed.sum())
+    return changed, held.shard.pull(table, checked[changed]), ours[changed]
 
 
 def _floats(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

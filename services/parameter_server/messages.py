@@ -10,7 +10,7 @@ Codes of failures: ``not-mine`` (the shard map changed), ``model-unknown``, ``mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -43,11 +43,13 @@ class Part(Wire):
 
 
 class ShardMarks(Wire):
-    """The newest events that one shard's rows contain, and how many pushes moved it since its start."""
+    """The newest events that one shard's rows contain, how many pushes moved it since its start, and the fencing epoch
+    of its newest step."""
 
     shard: int
     marks: list[WireMark]
     moves: int = 0
+    epoch: int = 0
 
 
 class DeclareRequest(Wire):
@@ -61,17 +63,28 @@ class Done(Wire):
 
 
 class PullRequest(Wire):
-    """Arrays: keys uint64 ``[N]`` per part. ``followers``: replicas that do not lead the shards may answer, too."""
+    """Arrays: keys uint64 ``[N]`` per part. ``followers``: replicas that do not lead the shards may answer, too;
+    ``shards``: whose marks are wanted then beside those of the parts.
+
+    ``versioned``: each part's keys are followed by versions uint64 ``[N, 2]``, the time and writer of the rows that the
+    client has (2^64 - 1 twice: it has none), and it is told only what differs.
+    """
 
     model: str
     epoch: int
     parts: list[Part]
     followers: bool = False
+    versioned: bool = False
+    shards: list[int] = []
 
 
 class PullReply(Wire):
     """Arrays: rows float32 ``[N, d]`` per part. ``marks``: of all shards that the server leads; of those asked for
-    where ``followers`` may answer."""
+    where ``followers`` may answer.
+
+    Where the request is ``versioned``: per part which keys changed, bool ``[N]``, and the M rows of these, float32
+    ``[M, d]``, with their versions uint64 ``[M, 2]``; (0, 0) is the version of a key without a row.
+    """
 
     marks: list[ShardMarks]
 
@@ -356,7 +369,7 @@ def unpack(data: bytes, kind: type[W]) -> W:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def least_marks(shards: int, reported: Mapping[int, list[WireMark]]) -> dict[tuple[str, int], Mark]:
+def least_marks(shards: int, reported: Mapping[int, Sequence[WireMark]]) -> dict[tuple[str, int], Mark]:
     """What all shards together have reached: per events partition the least offset over ``shards`` shards.
 
     A partition that some shard has not heard of is left out, as is everything while a shard is missing.

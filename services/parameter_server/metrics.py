@@ -120,6 +120,7 @@ class ServerMetrics(Collector):
             pushes.add_metric((model, shard, "stale"), float(held.stale_total))
             for what in ("pulled", "pushed", "inserted", "deleted"):
                 rows.add_metric((model, shard, what), float(getattr(counts, f"{what}_rows_total")))
+            rows.add_metric((model, shard, "unchanged"), float(held.unchanged_total))
             for spec in held.shard.specs:
                 table = held.shard.table(spec.name)
                 held_rows.add_metric((model, shard, spec.name), float(len(table)))

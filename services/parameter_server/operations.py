@@ -6,7 +6,7 @@ The blocking and the asyncio client run the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NoReturn, TypeVar
 
 import msgspec
@@ -14,7 +14,10 @@ import numpy as np
 
 from models.samples import Watermark
 from services.parameter_server import messages as wire
+from services.parameter_server.caching import RowCache
+from services.parameter_server.confirmations import Claim
 from services.parameter_server.declarations import Declaration, encode_declaration
+from services.parameter_server.readers import Choice
 from services.parameter_server.routing import PullPlan, Route, plan_pull, plan_push
 from services.parameter_server.types import (
     Applied,
@@ -47,7 +50,8 @@ class Operation(Generic[T]):
     """Something to ask of several servers, by name; ``merge`` makes one answer of all replies.
 
     ``incarnations``: of which process each server must be (0 or absent: any). ``patient``: the answer may take
-    its time, so a request is not sent again to a server that is still there.
+    its time, so a request is not sent again to a server that is still there. ``spared``: servers that others can
+    stand in for; where one of them fails, the operation is planned anew without it.
     """
 
     what: str
@@ -55,6 +59,7 @@ class Operation(Generic[T]):
     merge: Callable[[Replies], T]
     incarnations: Mapping[str, int] = field(default_factory=dict)
     patient: bool = False
+    spared: frozenset[str] = frozenset()
 
 
 def read(server: str, reply: Reply, kind: type[W]) -> W:
@@ -65,22 +70,72 @@ def read(server: str, reply: Reply, kind: type[W]) -> W:
         raise ParametersRefused(f"{server} answered something else than {kind.__name__}: {error}") from error
 
 
-def pull(route: Route, keys: Mapping[str, Keys]) -> Operation[Pulled]:
-    """Rows of ``keys`` per table."""
-    plan = plan_pull(route, keys)
-    model, epoch = route.declaration.model, route.map.epoch
-    requests = {
-        server: Outgoing("pull", wire.pack(wire.PullRequest(model, epoch, parts)), tuple(plan.arrays[server]))
-        for server, parts in plan.parts.items()
-    }
-    return Operation("pull", requests, lambda replies: _pulled(route, plan, replies))
+def pull(
+    route: Route,
+    keys: Mapping[str, Keys],
+    choice: Choice | None = None,
+    cache: RowCache | None = None,
+    *,
+    unasked: bool = True,
+) -> Operation[Pulled]:
+    """Rows of ``keys`` per table, from the leaders, or whom ``choice`` names. Through a ``cache`` only what differs
+    from it travels, and what it holds may be used ``unasked``, as its age allows."""
+    servers = None if choice is None else choice.servers
+    if cache is None:
+        plan = plan_pull(route, keys, servers)
+        return _pull(route, plan, choice, versioned=False, merge=lambda found: _pulled(route, plan, found))
+    looked = cache.look(route, keys, unasked=unasked)
+    versions = looked.asked_versions()
+    asked = plan_pull(route, looked.asked_keys(), servers, versions, looked.settled)
+
+    def merge(replies: Replies) -> Pulled:
+        arrays = {server: reply.arrays for server, reply in replies.items()}
+        changed = asked.merge_changed(versions, arrays)
+        rows, claims = cache.learn(route, looked, changed, _claims(asked, replies))
+        return _with_claims(route, rows, claims)
+
+    return _pull(route, asked, choice, versioned=True, merge=merge)
+
+
+def _pull(
+    route: Route,
+    plan: PullPlan,
+    choice: Choice | None,
+    *,
+    versioned: bool,
+    merge: Callable[[Replies], Pulled],
+) -> Operation[Pulled]:
+    model, epoch, followers = route.declaration.model, route.map.epoch, choice is not None
+    requests = {}
+    for server, parts in plan.parts.items():
+        shards = plan.shards[server] if followers else []
+        body = wire.pack(wire.PullRequest(model, epoch, parts, followers, versioned, shards))
+        requests[server] = Outgoing("pull", body, tuple(plan.arrays[server]))
+    spared = choice.spared if choice else frozenset()
+    if followers:
+        return Operation("pull", requests, lambda found: replace(merge(found), moves={}), spared=spared)
+    return Operation("pull", requests, merge)
 
 
 def _pulled(route: Route, plan: PullPlan, replies: Replies) -> Pulled:
-    shards = [one for server, reply in replies.items() for one in read(server, reply, wire.PullReply).marks]
     rows = plan.merge({server: reply.arrays for server, reply in replies.items()})
-    marks = wire.least_marks(route.map.shards, {one.shard: one.marks for one in shards})
-    return Pulled(rows, marks, {one.shard: one.moves for one in shards})
+    return _with_claims(route, rows, _claims(plan, replies))
+
+
+def _claims(plan: PullPlan, replies: Replies) -> dict[int, Claim]:
+    """What each shard's server says of its freshness: the one that was asked of it, where several do."""
+    asked: dict[int, Claim] = {}
+    others: dict[int, Claim] = {}
+    for server, reply in replies.items():
+        for one in read(server, reply, wire.PullReply).marks:
+            claims = asked if one.shard in plan.shards[server] else others
+            claims[one.shard] = Claim.of(one.marks, one.moves, one.epoch)
+    return others | asked
+
+
+def _with_claims(route: Route, rows: dict[str, Rows], claims: Mapping[int, Claim]) -> Pulled:
+    marks = wire.least_marks(route.map.shards, {shard: claim.marks for shard, claim in claims.items()})
+    return Pulled(rows, marks, {shard: claim.moves for shard, claim in claims.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,18 @@ LOOK_S: Final = 0.2
 """How often a client that waits for an answer looks whether the server is still the same process."""
 RESEND_S: Final = 2.0
 """After this long a request is sent again: the connection may have broken and been made anew."""
+ELSEWHERE_S: Final = 0.25
+"""After this long another server is asked where one can stand in."""
 _FIRST_S: Final = 0.02
 _LONGEST_S: Final = 0.5
 
 
 class Replan(Exception):
     """The shard map changed: the operation has to be planned anew."""
+
+
+class Elsewhere(Exception):
+    """A server failed that another can stand in for: the operation has to be planned without it."""
 
 
 Next = Literal["done", "again", "declare", "replan"]

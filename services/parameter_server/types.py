@@ -81,7 +81,7 @@ class Pulled:
     """Rows per table, ``[N, d]`` float32 in the order of the keys asked for.
 
     ``watermarks`` are the least over all shards: every event up to them is in the parameters. ``moves``: by
-    shard, how many pushes moved it since its server started (see ``Bound``).
+    shard, how many pushes moved it since its server started (see ``Bound``); not known where followers answered.
     """
 
     rows: dict[str, Rows]

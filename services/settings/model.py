@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from services.settings.units import Duration, Size
+from services.settings.units import Duration, DurationOrNone, Size
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -144,6 +144,14 @@ class ParameterSettings(Section):
     given up until there is room for a snapshot, and training goes on from memory."""
     generation_interval: Duration = 30.0
     deadline: Duration = 5.0
+    reads: Literal["leader", "any"] = "leader"
+    """Whom the api asks for rows: the leader of each shard, or any of its replicas in turn. A replica's rows may lag
+    behind; replies say how old they are, and a request with min_freshness is answered by leaders."""
+    cached_rows: Annotated[int, Field(ge=0)] = 0
+    """Hot rows of each table that the api keeps; servers then send of them only what changed. 0: none."""
+    cache_age: DurationOrNone = 0.0
+    """For this long a kept row is used without asking a server. Replies say how old it is, and a request with
+    min_freshness asks. 0: it is always asked for."""
     change_stream: Count = 262_144
     """Rows a shard's change stream remembers; a reader further behind gets a full scan."""
 

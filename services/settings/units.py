@@ -33,4 +33,6 @@ def parse_size(value: object) -> object:
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
+DurationOrNone = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, allow_inf_nan=False)]
+"""A duration that may be 0."""
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]

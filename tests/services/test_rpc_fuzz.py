@@ -35,9 +35,11 @@ from support.rpc import serving, until
 
 from services.parameter_server import messages as wire
 from services.parameter_server import operations
+from services.parameter_server.caching import RowCache
 from services.parameter_server.declarations import Declaration, encode_declaration
 from services.parameter_server.handlers import _HANDLERS, Rejected, guarded, handle
 from services.parameter_server.holdings import MAX_MODELS
+from services.parameter_server.readers import Choice
 from services.rpc import (
     Failure,
     KeyPair,
@@ -378,6 +380,7 @@ def plausible() -> list[tuple[str, bytes, tuple[Array, ...]]]:
     fleet = Fleet()
     made = [
         operations.pull(fleet.route, {"items": KEYS, "dense": np.arange(3, dtype=np.uint64)}),
+        operations.pull(fleet.route, {"items": KEYS}, Choice(("a",), frozenset()), RowCache(64)),
         operations.push(fleet.route, gradients(1, recorded(1), 1)),
         operations.applied(fleet.route, SOURCE),
         operations.dense(fleet.route, "dense", True),

@@ -100,7 +100,7 @@ class MemoryParameters:
             return self.rows[table, key]
         return np.random.default_rng(key % 2**32).normal(0, 0.1, self._dims[table]).astype(np.float32)
 
-    async def pull(self, model: str, keys: Mapping[str, Any], *, deadline_s: float | None = None) -> Pulled:
+    async def pull(self, model: str, keys: Mapping[str, Any], **asked: object) -> Pulled:
         await asyncio.sleep(self.delay_s)
         self._check()
         rows = {

@@ -145,5 +145,8 @@ class Follower:
         """Rows that no change stream brought: of keys that the catalogue has only just come to know."""
         keys = self._items.rows.unknown()
         if len(keys):
-            pulled = await self._parameters.pull(self._model_name, {RETRIEVAL: keys, RANKING: keys})
+            # The index claims what the leaders' change streams claim, so these rows may not be older.
+            pulled = await self._parameters.pull(
+                self._model_name, {RETRIEVAL: keys, RANKING: keys}, followers=False, unasked=False
+            )
             self._items.rows.fill(keys, pulled.rows)

@@ -91,7 +91,9 @@ class Recommender:
             late = not await self._freshness.reached(query.min_freshness, self._patience_s(query))
         cells = await self._within(query, load(self._store, query.user_id))
         who = self._person(query, cells or {})
-        pulled = await self._within(query, self._pull(who)) if self._items.current is not None else None
+        pulled = (
+            await self._within(query, self._pull(who, query)) if self._items.current is not None else None
+        )
         hurry = asyncio.get_running_loop().time() > query.deadline_s
         missing = late or cells is None or pulled is None
         return Given(who, pulled, missing, hurry, self._clock_ms())
@@ -106,9 +108,12 @@ class Recommender:
             self._clock_ms(),
         )
 
-    async def _pull(self, who: Person) -> Pulled:
+    async def _pull(self, who: Person, query: Query) -> Pulled:
         keys = self._items.model.user_keys(who.encoded)
-        return await self._parameters.pull(self._model_name, keys)
+        if query.min_freshness is None:
+            return await self._parameters.pull(self._model_name, keys)
+        # What the index contains its leaders contain; a follower's row, or a kept one, may be older.
+        return await self._parameters.pull(self._model_name, keys, followers=False, unasked=False)
 
     async def _within(self, query: Query, waiting: Awaitable[T]) -> T | None:
         """What ``waiting`` gives, None where it fails for a known reason or not before the deadline."""

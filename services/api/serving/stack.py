@@ -16,6 +16,7 @@ from services.catalogue import Catalogue
 from services.coordination.contract import Coordination
 from services.modelling import build_model
 from services.parameter_server.client import AsyncParameterClient
+from services.parameter_server.readers import Reading
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def open_serving(api: Api, coordination: Coordination, partitions: int) -> Servi
     items = ItemState(Catalogue(encoder), build_model(api.schema, settings.model))
     freshness = Freshness(api.incarnation, partitions)
     parameters = AsyncParameterClient(
-        coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
+        coordination,
+        deadline_s=settings.parameters.deadline,
+        security=open_security(settings),
+        reading=Reading.of(settings.parameters),
     )
     name, clock_ms = settings.model.name, api.clock_ms
     follower = Follower(items, freshness, api.store, parameters, name, clock_ms)
