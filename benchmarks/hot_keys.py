@@ -7,7 +7,7 @@ other. The same calls with evenly drawn keys stand beside them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -35,24 +35,37 @@ Draw = Callable[[np.random.Generator], Keys]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A way to read hot keys: what the servers and the client are told beside the usual."""
+class Way:
+    """A way to read hot keys: what the servers and the client are told beside the usual. ``cached``: rows that the
+    client keeps."""
 
     name: str
     overrides: tuple[str, ...] = ()
+    cached: int = 0
+
+    def settings(self) -> tuple[str, ...]:
+        """As ``section.key=value``."""
+        cache = (f"parameters.cached_rows={self.cached}",) if self.cached else ()
+        return (f"parameters.shards={SHARDS}", *self.overrides, *cache)
 
 
-READINGS: Final = (Reading("plain"),)
-"""Every way is measured on servers of its own. Reads from followers and a cache in the client belong here."""
+WAYS: Final = (
+    Way("plain"),
+    Way("two replicas, any of them read", ("parameters.replicas=2", "parameters.reads=any")),
+    Way("client's cache of 65,536, every row asked for", cached=65_536),
+    Way("client's cache of 65,536, used for 1 s unasked", ("parameters.cache_age=1s",), cached=65_536),
+)
+"""Every way is measured on servers of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: a table of ``rows``; ``calls`` of ``ASKED`` draws in a block."""
+    """How much is measured: a table of ``rows``, read in ``ways``; ``calls`` of ``ASKED`` draws in a block."""
 
     rows: int
     calls: int
     rounds: int
+    ways: Sequence[Way] = WAYS
 
 
 @dataclass(slots=True)
@@ -76,25 +89,24 @@ class _Loads:
 
 def measure(sizes: Sizes, folder: Path, console: Console) -> Iterator[Row]:
     """For each way to read: rates of pulls and pushes, and the busiest server's load."""
-    for reading in READINGS:
-        console.print(f"hot keys: {sizes.rows:,} keys on {SERVERS} servers, {reading.name}")
-        given = (f"parameters.shards={SHARDS}", *reading.overrides)
-        where = folder / reading.name.replace(" ", "-")
-        with parameter_servers(where, [table(_TABLE, DIM)], SERVERS, given) as client:
+    for number, way in enumerate(sizes.ways):
+        console.print(f"hot keys: {sizes.rows:,} keys on {SERVERS} servers, {way.name}")
+        with parameter_servers(folder / str(number), [table(_TABLE, DIM)], SERVERS, way.settings()) as client:
             pusher = Pusher(client)
             for keys in ranges(0, sizes.rows, ASKED):
                 pusher.push(_TABLE, keys, gradients(len(keys), DIM))
-            yield from _measure(client, pusher, reading, sizes)
+            yield from _measure(client, pusher, way, sizes)
 
 
-def _measure(client: ParameterClient, pusher: Pusher, reading: Reading, sizes: Sizes) -> Iterator[Row]:
+def _measure(client: ParameterClient, pusher: Pusher, way: Way, sizes: Sizes) -> Iterator[Row]:
     some = gradients(ASKED, DIM)
     zipf = Zipf(sizes.rows, EXPONENT)
     calls: tuple[tuple[str, What, Callable[[Keys], object]], ...] = (
         ("pulls", "pulled", lambda keys: client.pull(MODEL, {_TABLE: keys})),
         ("pushes", "pushed", lambda keys: pusher.push(_TABLE, keys, some)),
     )
-    for name, what, call in calls:
+    # To a cache of the client pushes are nothing new.
+    for name, what, call in calls[:1] if way.cached else calls:
         generator = np.random.default_rng(4)
         loads = _Loads.of(client, what)
         hot: list[dict[str, float]] = []
@@ -106,7 +118,9 @@ def _measure(client: ParameterClient, pusher: Pusher, reading: Reading, sizes: S
             ],
             sizes.rounds,
         )
-        work = f"Zipf {EXPONENT:g} {name} of {ASKED:,} of {sizes.rows:,} keys over {SERVERS} servers, {reading.name}"
+        work = (
+            f"Zipf {EXPONENT:g} {name} of {ASKED:,} of {sizes.rows:,} keys over {SERVERS} servers, {way.name}"
+        )
         yield faced(work, "rows/s", ours, peer, EVEN)
         loaded, usual = busiest(hot), busiest(flat)
         yield Row(
@@ -116,7 +130,8 @@ def _measure(client: ParameterClient, pusher: Pusher, reading: Reading, sizes: S
             peer=usual,
             peer_name=EVEN,
             ratio=usual / loaded,
-            note="by server: " + ", ".join(f"{share:.0%}" for share in shares(hot)),
+            note=f"by server: {', '.join(f'{share:.0%}' for share in shares(hot))}; they handled "
+            f"{sum(map(total, hot)) / (len(hot) * sizes.calls * ASKED):.0%} of the rows drawn",
         )
 
 
@@ -144,6 +159,11 @@ def shares(loads: list[dict[str, float]]) -> list[float]:
     """Each server's share of all rows, the busiest first."""
     sums = [sum(load[server] for load in loads) for server in loads[0]]
     return sorted((each / max(sum(sums), 1.0) for each in sums), reverse=True)
+
+
+def total(load: dict[str, float]) -> float:
+    """Rows of all servers."""
+    return sum(load.values())
 
 
 def busiest(loads: list[dict[str, float]]) -> float:

@@ -45,10 +45,10 @@ WHOLE: Final = Plan(
 )
 QUICK: Final = Plan(
     gathers.Sizes((100_000, 500_000, 1_000_000), (8, 128), 100_000, calls=20, rounds=5),
-    loopback.Sizes((50_000, 200_000), (8, 128), 50_000, calls=4, rounds=3),
-    growth.Sizes(1_000_000, (8, 128), 200_000, rounds=1),
-    epoch.Sizes(5_000, rounds=1),
-    hot_keys.Sizes(100_000, calls=4, rounds=3),
+    loopback.Sizes((50_000, 200_000), (128,), 50_000, calls=4, rounds=3),
+    growth.Sizes(1_000_000, (128,), 200_000, rounds=1),
+    epoch.Sizes(3_000, rounds=1),
+    hot_keys.Sizes(50_000, calls=4, rounds=3, ways=hot_keys.WAYS[::3]),
 )
 
 

@@ -15,6 +15,7 @@ from services.backends import open_coordination, open_security
 from services.coordination.contract import Coordination
 from services.coordination.membership import members
 from services.parameter_server.client import ParameterClient
+from services.parameter_server.readers import Reading
 from services.settings.load import load_settings
 from sync.pushes import Source
 from sync.spec import TableSpec
@@ -35,7 +36,8 @@ def parameter_servers(
 ) -> Iterator[ParameterClient]:
     """A client of ``servers`` parameter servers with their files in ``folder``, to which ``specs`` are declared.
 
-    ``overrides`` are ``section.key=value``. The servers are killed at the end. Raises ServersFailed.
+    ``overrides`` are ``section.key=value``; the client reads as they say, too. The servers are killed at the end.
+    Raises ServersFailed.
     """
     given = [f"data.dir={folder}", f"parameters.servers={servers}", *overrides]
     settings = load_settings(overrides=given).settings
@@ -55,7 +57,10 @@ def parameter_servers(
             stack.callback(_kill, process)
             running.append(process)
         _wait_ready(folder, coordination, running)
-        client = ParameterClient(coordination, deadline_s=_DEADLINE_S, security=open_security(settings))
+        reading = Reading.of(settings.parameters)
+        client = ParameterClient(
+            coordination, deadline_s=_DEADLINE_S, security=open_security(settings), reading=reading
+        )
         stack.callback(client.close)
         client.declare(MODEL, specs, "benchmark")
         yield client
