@@ -28,12 +28,11 @@ _NEVER: Final = np.int64(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the cache has of a pull's keys. Per table: all ``keys`` ``[N]``, what is ``known`` of them, and which are to
-    be ``asked`` (places in them, ``[M]``). ``used``: by shard of which rows are used unasked, what may be claimed of
+    """What the cache has of a pull's keys. Per table: what is ``known`` of them ``[N]``, and which are to be ``asked``
+    (places in them, ``[M]``). ``used``: by shard of which rows are used unasked, what may be claimed of
     these. ``settled``: by shard that need not be asked for its marks, what may be claimed of it."""
 
     asked_s: float
-    keys: Mapping[str, Keys]
     known: Mapping[str, Known]
     asked: Mapping[str, Places]
     used: Mapping[int, Claim]
@@ -41,7 +40,7 @@ class Looked:
 
     def asked_keys(self) -> dict[str, Keys]:
         """The keys ``[M]`` per table to ask for."""
-        return {table: keys[self.asked[table]] for table, keys in self.keys.items()}
+        return {table: known.keys[self.asked[table]] for table, known in self.known.items()}
 
     def asked_versions(self) -> dict[str, Versions]:
         """Beside them, the versions ``[M, 2]`` that are known."""
@@ -95,7 +94,7 @@ class RowCache:
             settled = {}
             if usable is not None:
                 settled = {shard: one.since(one.newest) for shard, one in model.shards.items() if one.newest}
-        return Looked(now, keys, known, asked, used_claims, settled)
+        return Looked(now, known, asked, used_claims, settled)
 
     def _usable_from(self, model: _Model, shards: int, now: float) -> Numbers:
         """By shard, the number of the oldest answer by which a row may be used unasked."""
@@ -124,12 +123,10 @@ class RowCache:
             rows = {}
             for table, changed in answers.items():
                 asked, known = looked.asked[table], looked.known[table]
-                keys = looked.keys[table][asked]
-                by = numbers[route.shards_of(table, keys)]
-                new, same = changed.changed, ~changed.changed
+                by = numbers[route.shards_of(table, known.keys[asked])]
                 hot = self._table(model, route, table)
-                hot.confirm(keys[same], known.versions[asked[same]], by[same])
-                hot.learn(keys[new], changed.rows[new], changed.versions[new], by[new])
+                hot.learn(known, asked, changed.changed, changed.rows, changed.versions, by)
+                new = changed.changed
                 rows[table] = known.rows
                 rows[table][asked[new]] = changed.rows[new]
         merged = {**looked.settled, **claims}

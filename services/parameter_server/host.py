@@ -282,10 +282,10 @@ def _differing(
     stored = held.shard.table(table)
     checked = stored.check_keys(keys)
     time, writer = stored.versions(checked)
-    ours = np.stack([time, writer.astype(np.uint64)], axis=1)
-    changed = (ours != theirs).any(axis=1)
-    held.unchanged_total += len(keys) - int(changed.sum())
-    return changed, held.shard.pull(table, checked[changed]), ours[changed]
+    changed = (time != theirs[:, 0]) | (writer != theirs[:, 1])
+    ours = np.stack([time[changed], writer[changed].astype(np.uint64)], axis=1)
+    held.unchanged_total += len(keys) - len(ours)
+    return changed, held.shard.pull(table, checked[changed]), ours
 
 
 def _floats(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -51,21 +51,28 @@ class HotCounts:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is here of some keys ``[N]``: ``rows`` ``[N, d]`` (copies; anything where not ``found``), ``versions``
-    ``[N, 2]``, and ``confirmed`` ``[N]``, the number of the answer that confirmed each (0: none that counts)."""
+    """What is here of some ``keys`` ``[N]``: ``rows`` ``[N, d]`` (copies; anything where not ``found``), ``versions``
+    ``[N, 2]``, and ``confirmed`` ``[N]``, the number of the answer that confirmed each (0: none that counts).
 
+    ``mixed`` and ``places``, ``[N]`` too, are where they were looked for, while the table was in ``state``.
+    """
+
+    keys: Keys
     found: Flags
     rows: Rows
     versions: Versions
     confirmed: Numbers
+    mixed: Keys
+    places: Places
+    state: int
 
 
 class HotTable:
     """At most ``rows`` rows (at least ``WAYS``) of ``dim`` values. One thread at a time."""
 
     __slots__ = (
-        "_confirmed", "_filled", "_keys", "_looked", "_sets", "_sketch", "_uses", "_values", "_versions", "counts",
-        "dim",
+        "_confirmed", "_filled", "_keys", "_looked", "_sets", "_sketch", "_state", "_uses", "_values", "_versions",
+        "counts", "dim",
     )  # fmt: skip
 
     def __init__(self, rows: int, dim: int, counts: HotCounts | None = None) -> None:
@@ -83,6 +90,7 @@ class HotTable:
         self._confirmed = np.zeros(places, np.int64)
         self._sketch: Uses = np.zeros((2, 1 << (_SKETCH * places - 1).bit_length()), np.uint8)
         self._looked = 0
+        self._state = 0
 
     def __len__(self) -> int:
         """How many rows are here."""
@@ -103,43 +111,53 @@ class HotTable:
         """What is here of ``keys`` ``[N]``, each counted as used once (repeats within a batch are one use)."""
         mixed = _mixed(keys)
         places, found = self._find(keys, mixed)
-        hits = int(found.sum())
+        hits = int(np.count_nonzero(found))
         self.counts.found_total += hits
         self.counts.missed_total += len(keys) - hits
-        uses = self._uses.reshape(-1)
-        used = places[found]
+        uses, used = self._uses.reshape(-1), places[found]
         uses[used] += uses[used] < _MOST
         self._count(mixed[~found])
         self._age(len(keys))
-        rows = np.empty((len(keys), self.dim), np.float32)
-        versions = np.full((len(keys), 2), UNKNOWN, np.uint64)
-        confirmed = np.zeros(len(keys), np.int64)
-        rows[found], versions[found] = self._values[used], self._versions[used]
-        confirmed[found] = self._confirmed[used]
-        return Known(found, rows, versions, confirmed)
+        versions = self._versions.take(places, axis=0)
+        versions[~found] = UNKNOWN
+        confirmed = np.where(found, self._confirmed.take(places), 0)
+        rows = self._values.take(places, axis=0)
+        return Known(keys, found, rows, versions, confirmed, mixed, places, self._state)
 
-    def confirm(self, keys: Keys, versions: Versions, numbers: Numbers) -> None:
-        """Servers say that ``keys`` ``[N]`` still have these ``versions`` ``[N, 2]``: note the number ``[N]`` of the
-        answer that said so."""
-        self.counts.unchanged_total += len(keys)
-        places, found = self._find(keys, _mixed(keys))
-        same = found & (self._versions[places] == versions).all(axis=1)
+    def learn(
+        self, known: Known, asked: Places, changed: Flags, rows: Rows, versions: Versions, numbers: Numbers
+    ) -> None:
+        """Servers were ``asked`` for some of the keys that were looked for (places in these, ``[M]``), and said which
+        ``changed``, ``[M]``: those have ``rows`` ``[M, d]`` and ``versions`` ``[M, 2]`` now, the others are as they
+        were known. ``numbers`` ``[M]`` are those of the answers.
+
+        Rows that are here are replaced; others come in where they are used more than what they push out. Equal keys
+        have equal rows.
+        """
+        keys, mixed = known.keys[asked], known.mixed[asked]
+        places, found = known.places[asked], known.found[asked]
+        same = found & ~changed
+        self.counts.unchanged_total += len(changed) - int(np.count_nonzero(changed))
+        if known.state != self._state:
+            # Another pull was answered meanwhile: rows may have moved, or be of another version now.
+            places, found = self._find(keys, mixed)
+            now = self._versions.take(places, axis=0)
+            same = found & ~changed & (now == known.versions[asked]).all(axis=1)
         self._confirmed[places[same]] = numbers[same]
-
-    def learn(self, keys: Keys, rows: Rows, versions: Versions, numbers: Numbers) -> None:
-        """Servers told the ``rows`` ``[N, d]`` of ``keys`` ``[N]`` and their versions ``[N, 2]``, in the answers of the
-        given ``numbers`` ``[N]``. Those that are here are replaced; others come in where they are used more than
-        what they push out. Equal keys have equal rows."""
-        mixed = _mixed(keys)
-        places, found = self._find(keys, mixed)
-        here = places[found]
-        self._values[here], self._versions[here] = rows[found], versions[found]
-        self._confirmed[here] = numbers[found]
-        waiting: Places = np.flatnonzero(~found)
+        if not changed.any():
+            return
+        self._state += 1
+        here = np.flatnonzero(found & changed)
+        self._put(places[here], here, rows, versions, numbers)
+        waiting: Places = np.flatnonzero(changed & ~found)
         for _ in range(WAYS):
             if not len(waiting):
                 break
             waiting = self._admit(waiting, mixed, keys, rows, versions, numbers)
+
+    def _put(self, places: Places, taken: Places, rows: Rows, versions: Versions, numbers: Numbers) -> None:
+        self._values[places], self._versions[places] = rows[taken], versions[taken]
+        self._confirmed[places] = numbers[taken]
 
     def _admit(
         self, waiting: Places, mixed: Keys, keys: Keys, rows: Rows, versions: Versions, numbers: Numbers
@@ -166,8 +184,7 @@ class HotTable:
         self._keys.reshape(-1)[place] = keys[taken]
         self._filled.reshape(-1)[place] = True
         self._uses.reshape(-1)[place] = estimates[won]
-        self._values[place], self._versions[place] = rows[taken], versions[taken]
-        self._confirmed[place] = numbers[taken]
+        self._put(place, taken, rows, versions, numbers)
         # A repeated key is here now: it wants no second place.
         lost = waiting[~won]
         still: Places = lost[self._keys.reshape(-1)[places[~won]] != keys[lost]]
@@ -176,9 +193,10 @@ class HotTable:
     def _find(self, keys: Keys, mixed: Keys) -> tuple[Places, Flags]:
         """Where each key is ``[N]`` (some place of its set where it is not), and whether it is."""
         sets = self._set_of(mixed)
-        same = (self._keys[sets] == keys[:, None]) & self._filled[sets]
-        ways = same.argmax(axis=1)
-        return sets * WAYS + ways, same[np.arange(len(keys)), ways]
+        # A set's places fill from the first on and are never freed, so a key that is here stands before empty ones.
+        ways = (self._keys[sets] == keys[:, None]).argmax(axis=1)
+        places = sets * WAYS + ways
+        return places, (self._keys.reshape(-1)[places] == keys) & self._filled.reshape(-1)[places]
 
     def _set_of(self, mixed: Keys) -> Places:
         return ((mixed >> np.uint64(40)) & np.uint64(self._sets - 1)).astype(np.intp)

@@ -67,11 +67,12 @@ def same(one: Pulled, other: Pulled) -> bool:
 class TestHotTable:
     def some(self, table: HotTable, keys: Keys, value: float = 0.0, number: int = 1) -> None:
         """Rows of ``keys`` arrive after they were looked for."""
-        missed = ~table.look(keys).found
-        rows = np.full((int(missed.sum()), table.dim), value, np.float32)
-        rows[:, 0] = keys[missed].astype(np.float32)
-        versions = np.stack([keys[missed] + np.uint64(1), np.full(len(rows), 7, np.uint64)], axis=1)
-        table.learn(keys[missed], rows, versions, np.full(len(rows), number, np.int64))
+        known = table.look(keys)
+        rows = np.full((len(keys), table.dim), value, np.float32)
+        rows[:, 0] = keys.astype(np.float32)
+        versions = np.stack([keys + np.uint64(1), np.full(len(rows), 7, np.uint64)], axis=1)
+        everything = np.arange(len(keys))
+        table.learn(known, everything, ~known.found, rows, versions, np.full(len(rows), number, np.int64))
 
     def test_what_was_learned_is_found_with_its_version(self) -> None:
         table = HotTable(64, 3)
@@ -92,10 +93,11 @@ class TestHotTable:
         newest: dict[int, int] = {}
         for number, batch in enumerate(batches, start=1):
             keys = np.array(batch, np.uint64)
-            table.look(keys)
+            known, everything = table.look(keys), np.arange(len(keys))
             values = np.stack([keys.astype(np.float32), np.full(len(keys), number, np.float32)], axis=1)
             versions = np.stack([np.full(len(keys), number, np.uint64), keys], axis=1)
-            table.learn(keys, values, versions, np.full(len(keys), number, np.int64))
+            changed = np.ones(len(keys), np.bool_)
+            table.learn(known, everything, changed, values, versions, np.full(len(keys), number, np.int64))
             newest |= dict.fromkeys(batch, number)
             assert len(table) <= table.capacity <= rows
             held = table._keys[table._filled]
@@ -150,12 +152,34 @@ class TestHotTable:
         assert found / (found + missed) > 0.93 * best
 
     def test_a_confirmation_is_of_the_version_that_was_told(self) -> None:
-        table = HotTable(64, 1)
-        keys = np.arange(2, dtype=np.uint64)
+        table, keys = HotTable(64, 1), np.arange(2, dtype=np.uint64)
+        both, rows = np.arange(2), np.full((2, 1), 8.0, np.float32)
         self.some(table, keys, number=1)
-        versions = np.array([[1, 7], [99, 7]], np.uint64)
-        table.confirm(keys, versions, np.array([5, 5]))
-        assert table.look(keys).confirmed.tolist() == [5, 1]
+        known = table.look(keys)
+        # Another pull is answered first, and brings a newer row of key 1.
+        newer = np.full((2, 2), 99, np.uint64)
+        table.learn(table.look(keys), both, np.array([False, True]), rows, newer, np.array([2, 3]))
+        table.learn(known, both, np.zeros(2, np.bool_), rows, newer, np.array([5, 5]))
+        found = table.look(keys)
+        assert found.confirmed.tolist() == [5, 3]
+        assert found.rows.tolist() == [[0.0], [8.0]]
+        assert found.versions.tolist() == [[1, 7], [99, 99]]
+
+    def test_rows_that_moved_since_they_were_looked_for_are_found_again(self) -> None:
+        table = HotTable(WAYS, 1)
+        first, second = np.arange(WAYS, dtype=np.uint64), np.arange(100, 100 + WAYS, dtype=np.uint64)
+        self.some(table, first, number=1)
+        known = table.look(first)
+        for _ in range(9):
+            self.some(table, second, number=2)
+        assert table.look(second).found.all()
+        every, newer = np.arange(WAYS), np.full((WAYS, 2), 99, np.uint64)
+        for changed in (np.zeros(WAYS, np.bool_), np.ones(WAYS, np.bool_)):
+            table.learn(known, every, changed, np.full((WAYS, 1), 8.0, np.float32), newer, np.full(WAYS, 5))
+        found = table.look(second)
+        assert found.found.all()
+        assert found.rows[:, 0].tolist() == second.tolist()
+        assert found.confirmed.tolist() == [2] * WAYS
 
     def test_it_cannot_be_smaller_than_a_set(self) -> None:
         with pytest.raises(ValueError, match="at least 8"):
