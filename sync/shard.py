@@ -394,6 +394,11 @@ class Shard:
         self.writer, self.epoch = _checked_writer(writer), epoch
         self.epochs[writer] = epoch
 
+    def announce(self) -> None:
+        """Take a step that changes nothing, so that whoever has it has all steps of the owners before, too."""
+        self._require_writer()
+        self._step()
+
     def resign(self) -> None:
         """Write no more: the shard has another owner, whose steps are to be applied."""
         self.writer, self.on_delta = 0, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -36,12 +36,12 @@ class _Waiting:
 class Acknowledging:
     """Stands between whoever answers pushes and the socket.
 
-    ``pending()``: what is not acknowledged yet of all that was taken so far; ``settled(pending)``: whether it is now,
-    or None where it cannot be any more.
+    ``pending(shards)``: what is not acknowledged yet of all that these shards took so far, None: all that are led here;
+    ``settled(pending)``: whether it is now, or None where it cannot be any more.
     """
 
     answers: Answers
-    pending: Callable[[], Pending]
+    pending: Callable[[Collection[int] | None], Pending]
     settled: Callable[[Pending], bool | None]
     refused_total: int = 0
     disowned_total: int = 0
@@ -53,9 +53,15 @@ class Acknowledging:
         """Answers that wait now."""
         return len(self._waiting)
 
-    def answer(self, call: Call, body: bytes, arrays: tuple[Array, ...] = ()) -> None:
-        """Answer as soon as everything taken so far is acknowledged."""
-        pending = self.pending()
+    def answer(
+        self,
+        call: Call,
+        body: bytes,
+        arrays: tuple[Array, ...] = (),
+        shards: Collection[int] | None = None,
+    ) -> None:
+        """Answer as soon as everything that ``shards`` took so far is acknowledged."""
+        pending = self.pending(shards)
         if not pending:
             self.answers.answer(call, body, arrays)
         elif len(self._waiting) >= MAX_WAITING:

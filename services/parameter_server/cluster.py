@@ -10,7 +10,7 @@ import itertools
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -21,8 +21,8 @@ from services.coordination.membership import Member
 from services.coordination.shardmap import Place, ShardMap
 from services.parameter_server import messages as wire
 from services.parameter_server.election import Replication
-from services.parameter_server.following import Following, Foreign
-from services.parameter_server.replica import Replica, Shards, copy_page
+from services.parameter_server.following import Following, FollowingCounts, Foreign
+from services.parameter_server.replica import JOIN_S, Replica, Shards, copy_page
 from services.parameter_server.replication import Stream
 from services.parameter_server.types import ParametersRefused
 from services.rpc.calls import Outgoing
@@ -70,24 +70,42 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The shard may be led by ``to`` now: it has every step, and pushes wait."""
+    """The shard may be led by ``to`` now, as the process of ``incarnation``: it has every step, and pushes wait."""
 
     shard: int
     fence: int
     to: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class JoinChain:
-    """``server`` is in step and may stand at the chain's end."""
+    """``server`` has what was acknowledged, and may stand at the chain's end."""
 
     shard: int
     fence: int
     server: str
 
 
-Order = Seen | Stand
-Report = Standing | HandOver | JoinChain
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The answer to ``JoinChain``, after a ``Seen`` with a map in which it was done, or will never be."""
+
+    shard: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveChain:
+    """Steps do not pass ``servers``: they are to be taken out of the chain."""
+
+    shard: int
+    fence: int
+    servers: tuple[str, ...]
+
+
+Order = Seen | Stand | Joined
+Report = Standing | HandOver | JoinChain | LeaveChain
 
 
 class Connection(Protocol):
@@ -151,6 +169,9 @@ class Cluster:
         self.map: ShardMap | None = None
         self._shards, self._links, self._on_lead, self._monotonic = shards, links, on_lead, monotonic
         self._members: Mapping[str, Member] = {}
+        self._incarnations: dict[str, int] = {}
+        """By server, the newest process of its name that is known."""
+        self.following_counts = FollowingCounts()
         self._seen_s = monotonic()
         self._peers: dict[str, _Peer] = {}
         self._reported: dict[int, Report] = {}
@@ -164,11 +185,6 @@ class Cluster:
             replica.leading or (replica.place.fence and replica.upstream in self._members)
             for replica in self.replicas.values()
         )
-
-    @property
-    def followings(self) -> Iterator[Following]:
-        """What is asked of each server whose shards are followed here."""
-        return (peer.following for peer in self._peers.values())
 
     def turn(self) -> bool:
         """Follow what the store said, take in what other servers sent, and ask for more. Whether anything
@@ -193,11 +209,38 @@ class Cluster:
         if isinstance(order, Stand):
             self._stand(order)
             return
+        if isinstance(order, Joined):
+            replica = self.replicas.get(order.shard)
+            if replica is not None and replica.place.fence == order.fence:
+                replica.end_joining(self._monotonic() + JOIN_S)
+                # It may be asked for again, in the same words.
+                self._reported.pop(order.shard, None)
+            return
         self._seen_s, self._members = order.at_s, order.members
+        self._note_members()
         if self.map is None or order.map.epoch > self.map.epoch:
             self.map = order.map
             self._take_places(order.map)
         self._connect_upstreams()
+
+    def _note_members(self) -> None:
+        for member in self._members.values():
+            self._note_incarnation(member.name, member.incarnation)
+        for server in [one for one in self._incarnations if one not in self._members]:
+            self._forget(server)
+            del self._incarnations[server]
+
+    def _note_incarnation(self, server: str, incarnation: int) -> bool:
+        """Whether that is not a process of ``server`` that another has followed since."""
+        known = self._incarnations.get(server)
+        if known is None or known < incarnation:
+            self._forget(server)
+            self._incarnations[server] = incarnation
+        return known is None or known <= incarnation
+
+    def _forget(self, server: str) -> None:
+        for replica in self.replicas.values():
+            replica.followers.forget(server)
 
     def _stand(self, order: Stand) -> None:
         replica = self.replicas.get(order.shard)
@@ -207,7 +250,7 @@ class Cluster:
         replica.vote()
         shards = self._shards.of(order.shard).values()
         epoch, steps = -1, -1
-        if replica.whole:
+        if replica.consistent:
             epoch = max((shard.epoch for shard in shards), default=0)
             steps = sum(shard.position for shard in shards)
         self.reports.put(Standing(order.shard, order.fence, epoch, steps, replica.restarted))
@@ -233,13 +276,23 @@ class Cluster:
     def _take_role(self, replica: Replica) -> None:
         place = replica.place
         leads = place.leader == self.config.name and place.incarnation == self.config.incarnation
-        if leads and not replica.leading and place.fence:
+        # A leader that voted waits for what the election says, under whatever map comes before.
+        if leads and not replica.leading and place.fence and replica.voted != place.fence:
             self._on_lead(place.fence)
             self._shards.lead(replica.shard, place.fence)
-            replica.leading = True
+            replica.lead()
+            self._announce(replica)
             _log.info("leading shard %d under fence %d", replica.shard, place.fence)
         elif not leads:
             self._shards.follow(replica.shard)
+
+    def _announce(self, replica: Replica) -> None:
+        """Take a step under the new fence. A majority that holds it outvotes whoever holds steps of another leader
+        that few ever had, also where all that is acknowledged next is older."""
+        if len(replica.place.replicas) > 1:
+            for shard in self._shards.of(replica.shard).values():
+                if shard.position:
+                    shard.announce()
 
     def _connect_upstreams(self) -> None:
         wanted = {one for replica in self.replicas.values() if (one := replica.upstream) is not None}
@@ -254,7 +307,14 @@ class Cluster:
                 continue
             if peer is not None:
                 self._links.disconnect(peer.link)
-            following = Following(self.config.name, server, self._shards, self._stream_ids)
+            following = Following(
+                self.config.name,
+                self.config.incarnation,
+                server,
+                self._shards,
+                self._stream_ids,
+                self.following_counts,
+            )
             self._peers[server] = _Peer(following, self._links.connect(member.address))
 
     def _receive(self, peer: _Peer) -> bool:
@@ -270,14 +330,16 @@ class Cluster:
                     peer.following.paged(answer, self.replicas)
             except (*Foreign, msgspec.DecodeError) as error:
                 _log.warning("following %s: %s", peer.following.server, error)
-                self._start_over(peer)
+                if method == "copy":
+                    peer.following.refused(self.replicas)
+                self._ask_later(peer)
         for call in peer.link.expired():
             peer.calls.pop(call, None)
-            self._start_over(peer)
+            self._ask_later(peer)
         return bool(answers)
 
-    def _start_over(self, peer: _Peer) -> None:
-        peer.following.failed()
+    def _ask_later(self, peer: _Peer) -> None:
+        peer.following.expired()
         peer.not_before_s = self._monotonic() + RETRY_S
 
     def _ask(self, peer: _Peer) -> None:
@@ -299,16 +361,22 @@ class Cluster:
             peer.calls[peer.link.ask(outgoing, timeout_s)] = method
         except RpcError as error:
             _log.warning("following %s: %s", peer.following.server, error)
-            self._start_over(peer)
+            self._ask_later(peer)
 
     def _report(self) -> None:
         """Tell the control thread what the map should say next, once."""
+        now_s = self._monotonic()
         for replica in self.replicas.values():
+            replica.let_go(now_s)
+            if stuck := replica.stuck_in_chain(now_s, self.config.lease_s):
+                self.reports.put(LeaveChain(replica.shard, replica.place.fence, stuck))
             report: Report | None = None
-            if replica.ready_to_hand_over(self._monotonic()) and replica.moving_to is not None:
-                report = HandOver(replica.shard, replica.place.fence, replica.moving_to)
-            elif (server := replica.to_join_chain()) is not None:
+            server = replica.to_join_chain(now_s)
+            if server is not None:
                 report = JoinChain(replica.shard, replica.place.fence, server)
+            elif replica.ready_to_hand_over(now_s) and (to := replica.moving_to) is not None:
+                process = self._incarnations.get(to, 0)
+                report = HandOver(replica.shard, replica.place.fence, to, process)
             if report is not None and self._reported.get(replica.shard) != report:
                 self.reports.put(report)
             if report is None:
@@ -334,7 +402,7 @@ class Cluster:
             return f"nothing was heard of the coordination store for {quiet_s:.1f} s"
         return ""
 
-    def pending(self, shards: Sequence[int]) -> dict[int, tuple[int, int]]:
+    def pending(self, shards: Collection[int]) -> dict[int, tuple[int, int]]:
         """Of ``shards``, those whose newest step is not acknowledged yet: (stream, number) to wait for."""
         return {
             shard: (replica.stream_id, replica.stream.number)
@@ -359,6 +427,8 @@ class Cluster:
         are passed over: only replicas count, and are kept in mind."""
         found: list[wire.TailedShard] = []
         arrays: list[Array] = []
+        if self.knows(request.server) and not self._note_incarnation(request.server, request.incarnation):
+            return None
         for asked in request.shards:
             replica = self.replicas.get(asked.shard)
             if replica is None or request.server not in (*replica.place.replicas, replica.moving_to):
@@ -377,12 +447,16 @@ class Cluster:
 
     def copy(self, request: wire.CopyRequest) -> tuple[wire.CopyReply, tuple[Array, ...]]:
         """A piece of a shard. Raises ParametersRefused, BadShape."""
+        replica = self.replicas.get(request.shard)
         shard = self._shards.of(request.shard).get(request.model)
-        if shard is None:
+        if shard is None or replica is None:
             raise ParametersRefused(f"shard {request.shard} of {request.model} is not here")
+        if request.model in replica.unsettled or replica.to_copy:
+            raise ParametersRefused(f"shard {request.shard} of {request.model} is being copied itself")
+        replica.being_copied(shard.nbytes, self._monotonic())
         record, cursor = copy_page(shard, request.cursor)
         header, arrays = to_parts(record)
-        return wire.CopyReply(header, cursor, shard.position), tuple(arrays)
+        return wire.CopyReply(header, cursor, shard.position, replica.stream_id), tuple(arrays)
 
 
 def describe_place(place: Place) -> str:

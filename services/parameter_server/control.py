@@ -24,6 +24,8 @@ from services.parameter_server.cluster import (
     ClusterConfig,
     HandOver,
     JoinChain,
+    Joined,
+    LeaveChain,
     Report,
     Seen,
     Stand,
@@ -60,9 +62,14 @@ class Control:
         self._monotonic = monotonic
         self._since: dict[int, tuple[int, float]] = {}
         """By shard, of which fence there has been no leader, and since when."""
+        self._stood: dict[int, int] = {}
+        """By shard, after which leader's fence this server was told to stand: it follows that one no more, so the
+        election is to be held even if the leader is back before anybody wrote a vote down."""
         self._standing: dict[int, Standing] = {}
-        self._cancelling: set[int] = set()
-        """Shards whose hand-over may or may not have been written: pushes wait until that is known."""
+        self._unsure: dict[int, HandOver | JoinChain] = {}
+        """By shard, what may or may not have been written: the loop waits until that is known."""
+        self._ended: list[JoinChain] = []
+        """Of which the loop learns the end, once it has seen a map read after it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
@@ -92,41 +99,75 @@ class Control:
     def look(self) -> bool:
         """Look at the store once, tell the loop, and do what is due. Whether an election is on. Raises
         CoordinationError."""
+        asked_s = self._monotonic()
+        ended = list(self._ended)
         found = read_shard_map(self._store)
         if found is None:
             return False
         there = {member.name: member for member in members(self._store, SERVICE)}
         own = there.get(self._config.name)
         if own is None or own.incarnation == self._config.incarnation:
-            self._cluster.orders.put(Seen(found, there, self._monotonic()))
+            self._cluster.orders.put(Seen(found, there, asked_s))
+            for report in ended:
+                self._cluster.orders.put(Joined(report.shard, report.fence))
+                self._ended.remove(report)
         self._mend_chains(found, there)
-        self._cancel_moves()
+        self._cancel_unsure()
+        self._end_moves(found)
         return self._elect(found, there)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, Standing):
             self._standing[report.shard] = report
             return
+        now: ShardMap | None = None
         try:
             now = self._write(report)
         except CoordinationError as error:
             _log.warning("the shard map cannot be changed now: %s", error)
-            now = None
-        if isinstance(report, HandOver) and (now is None or now.places[report.shard].fence == report.fence):
-            self._cancelling.add(report.shard)
+        if isinstance(report, LeaveChain):
+            return
+        if isinstance(report, JoinChain) and now is not None:
+            self._ended.append(report)
+        elif now is None or now.places[report.shard].fence == report.fence:
+            self._unsure[report.shard] = report
 
-    def _cancel_moves(self) -> None:
-        """Give up moves whose hand-over could not be written. That changes the map, so a late write of it fails."""
-        for shard in sorted(self._cancelling):
+    def _cancel_unsure(self) -> None:
+        """Give up moves and joins that could not be written. That changes the map, so a late write of them fails."""
+        for shard, report in list(self._unsure.items()):
 
-            def cancelled(current: ShardMap, shard: int = shard) -> ShardMap | None:
+            def cancelled(
+                current: ShardMap, shard: int = shard, report: HandOver | JoinChain = report
+            ) -> ShardMap | None:
+                place = current.places[shard]
+                if place.leader != self._config.name or place.fence != report.fence:
+                    return None
+                if isinstance(report, JoinChain):
+                    return None if report.server in place.chain else current.change({})
                 moves = {other: to for other, to in current.moves.items() if other != shard}
-                mine = current.places[shard].leader == self._config.name
-                return current.change({}, moves) if mine and moves != current.moves else None
+                return current.change({}, moves)
 
             change_shard_map(self._store, cancelled)
-            _log.warning("the move of shard %d was given up; ask for it again", shard)
-            self._cancelling.discard(shard)
+            del self._unsure[shard]
+            if isinstance(report, JoinChain):
+                self._ended.append(report)
+            else:
+                _log.warning("the move of shard %d was given up; ask for it again", shard)
+
+    def _end_moves(self, found: ShardMap) -> None:
+        """Moves to this server of shards that it leads are done, however it came to lead them."""
+
+        def ended(current: ShardMap) -> ShardMap | None:
+            mine = current.owned_by(self._config.name)
+            moves = {
+                shard: to
+                for shard, to in current.moves.items()
+                if not (shard in mine and to == self._config.name and current.places[shard].fence)
+            }
+            return current.change({}, moves) if moves != current.moves else None
+
+        if ended(found) is not None:
+            change_shard_map(self._store, ended)
 
     def _elect(self, found: ShardMap, there: Mapping[str, Member]) -> bool:
         mine = [shard for shard in found.held_by(self._config.name) if self._votes_on(found, shard)]
@@ -134,8 +175,12 @@ class Control:
         open_shards = [
             shard
             for shard in mine
-            if leaderless(found.places[shard], there) or _begun(found.places[shard], votes.get(shard, ()))
+            if leaderless(found.places[shard], there)
+            or _begun(found.places[shard], votes.get(shard, ()))
+            or self._stood.get(shard) == found.places[shard].fence
         ]
+        # How long there has been no leader: not how long ago one was missing for a moment.
+        self._since = {shard: since for shard, since in self._since.items() if shard in open_shards}
         won: dict[int, list[Vote]] = {}
         for shard in open_shards:
             place = found.places[shard]
@@ -172,6 +217,7 @@ class Control:
         """Ask the loop how far it is, and write that down once."""
         standing = self._standing.get(shard)
         if standing is None or standing.fence != place.fence:
+            self._stood[shard] = place.fence
             self._cluster.orders.put(Stand(shard, place.fence))
             return
         config = self._config
@@ -199,7 +245,8 @@ class Control:
             places = {
                 shard: elected(current.places[shard], _of(name, votes), votes, epoch)
                 for shard, votes in won.items()
-                if current.places[shard].fence == found.places[shard].fence
+                # Also as to the chain: who was taken out of it since may lack something.
+                if current.places[shard] == found.places[shard]
             }
             return current.change(places, least_epoch=epoch) if places else None
 
@@ -221,20 +268,27 @@ class Control:
         if mended(found) is not None:
             change_shard_map(self._store, mended)
 
-    def _write(self, report: HandOver | JoinChain) -> ShardMap | None:
+    def _write(self, report: HandOver | JoinChain | LeaveChain) -> ShardMap | None:
         there = {member.name: member for member in members(self._store, SERVICE)}
 
         def changed(current: ShardMap) -> ShardMap | None:
             place = current.places[report.shard]
             if place.fence != report.fence or place.leader != self._config.name:
                 return None
+            if isinstance(report, LeaveChain):
+                left = tuple(server for server in place.chain if server not in report.servers)
+                if left == place.chain or self._config.name not in left:
+                    return None
+                return current.change({report.shard: msgspec.structs.replace(place, chain=left)})
             if isinstance(report, JoinChain):
                 if report.server in place.chain or report.server not in there:
                     return None
                 grown = msgspec.structs.replace(place, chain=(*place.chain, report.server))
                 return current.change({report.shard: grown})
             to = there.get(report.to)
-            if to is None or current.moves.get(report.shard) != report.to:
+            # A process of that name that was started since may lack what the one before it had.
+            known = to is not None and to.incarnation == report.incarnation
+            if to is None or not known or current.moves.get(report.shard) != report.to:
                 return None
             moves = {shard: server for shard, server in current.moves.items() if shard != report.shard}
             moved = moved_to(place, to, current.epoch + 1)

@@ -76,8 +76,10 @@ class _Kept:
 
     @property
     def outdated(self) -> bool:
-        """Whether a snapshot would say more than the last, or is what durability waits for."""
-        return self.held.shard.position != self.snapshot or self.held.durable.standing_still
+        """Whether a snapshot would say more than the last, or is what durability waits for. Of a copy that is not
+        whole there is none: nothing can be started from it."""
+        moved = self.held.shard.position != self.snapshot or self.held.durable.standing_still
+        return moved and self.held.whole
 
 
 @dataclass(slots=True)
@@ -190,7 +192,10 @@ class Durability:
     def finish(self, timeout_s: float) -> bool:
         """Wait until every step is on disk; whether it was so in time."""
         deadline = self._monotonic() + timeout_s
-        while any(kept.held.durable.position < kept.held.shard.position for kept in self._kept.values()):
+        while any(
+            kept.held.whole and kept.held.durable.position < kept.held.shard.position
+            for kept in self._kept.values()
+        ):
             if self._monotonic() >= deadline:
                 return False
             self.step()

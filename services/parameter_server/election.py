@@ -20,17 +20,17 @@ from services.coordination.shardmap import Place
 Replication = Literal["async", "quorum", "chain"]
 PREFIX: Final = "parameters/votes/"
 SILENT_WAIT_S: Final = 0.5
-"""How long an ``async`` election waits for the votes of replicas that are alive but have not spoken."""
+"""How long an ``async`` or ``chain`` election waits for the votes of replicas that are alive but have not spoken."""
 RESTARTED_WAIT_S: Final = 10.0
-"""How long a ``quorum`` election waits for replicas that have been running all the time, or for all of them."""
+"""How long an election waits for replicas that may not lack anything, or for all of them."""
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True):
     """How far one replica has come: the fencing epoch of its newest step, and its steps over all models.
 
     ``fence``: of the leader that is gone; a vote counts in that election only. ``incarnation``: of the voter.
-    ``steps`` -1: it holds a copy that is not whole, has acknowledged nothing, and cannot lead. ``restarted``: since
-    it was started it has not caught up with that leader, so that something it acknowledged may be missing.
+    ``steps`` -1: it holds a copy that is not whole and cannot lead. ``restarted``: since it was started it has not
+    caught up with a leader, so that something it acknowledged may be missing.
     """
 
     server: str
@@ -39,6 +39,11 @@ class Vote(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     steps: int
     restarted: bool = False
+
+    @property
+    def steady(self) -> bool:
+        """Whether everything that it ever acknowledged is still there."""
+        return self.steps >= 0 and not self.restarted
 
 
 def vote_key(shard: int, server: str) -> str:
@@ -64,26 +69,30 @@ class Election:
         """Who is to lead, or None where it cannot be told yet: of those that voted, the one furthest on; ties go
         to the order of the replicas. What it takes to know that nothing acknowledged is missing there:
 
-        ``quorum``: votes of a majority that was not restarted meanwhile, or of all; after ``RESTARTED_WAIT_S``
-        of any majority. ``chain``: the votes of all in the chain that are alive. ``async``: of all replicas that
-        are alive, or ``SILENT_WAIT_S``.
+        ``quorum``: votes of a majority that are *steady*, or of all; after ``RESTARTED_WAIT_S`` of any majority.
+        ``chain``: one steady vote, as all in the chain hold what was acknowledged, or the votes of all in it; after
+        ``RESTARTED_WAIT_S`` any. ``async``: one steady vote, after ``RESTARTED_WAIT_S`` any. These two wait
+        ``SILENT_WAIT_S`` for those that are alive, as the one furthest on may be among them.
         """
         counted = {vote.server: vote for vote in votes if self._counts(vote)}
-        whole = [server for server in self._voters() if server in counted and counted[server].steps >= 0]
+        voted = [server for server in self._voters() if server in counted]
+        whole = [server for server in voted if counted[server].steps >= 0]
         silent = [server for server in self._voters() if server in alive and server not in counted]
-        if not whole or not self._enough(counted, silent):
+        steady = [server for server in whole if counted[server].steady]
+        if not whole or not self._enough(len(voted), len(steady), silent):
             return None
-        return max(whole, key=lambda server: (counted[server].epoch, counted[server].steps))
+        # Who is furthest on by steps of a newer epoch has all; but in a chain a restarted one may have lost some.
+        candidates = steady if self.replication == "chain" and steady else whole
+        return max(candidates, key=lambda server: (counted[server].epoch, counted[server].steps))
 
-    def _enough(self, counted: Mapping[str, Vote], silent: Collection[str]) -> bool:
-        replicas = len(self.place.replicas)
-        if self.replication == "chain":
-            return not silent
-        if self.replication == "async":
-            return not silent or self.waited_s >= SILENT_WAIT_S
-        steady = sum(not vote.restarted for vote in counted.values())
-        late = self.waited_s >= RESTARTED_WAIT_S and 2 * len(counted) > replicas
-        return 2 * steady > replicas or len(counted) == replicas or late
+    def _enough(self, voted: int, steady: int, silent: Collection[str]) -> bool:
+        voters = len(self._voters())
+        late = self.waited_s >= RESTARTED_WAIT_S
+        if self.replication == "quorum":
+            return 2 * steady > voters or voted == voters or (late and 2 * voted > voters)
+        if not silent:
+            return self.replication == "async" or steady > 0 or voted == voters or late
+        return late or (steady > 0 and self.waited_s >= SILENT_WAIT_S)
 
     def _voters(self) -> tuple[str, ...]:
         return self.place.chain if self.replication == "chain" else self.place.replicas

@@ -15,10 +15,11 @@ import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.replica import Replica, Shards
+from services.parameter_server.replication import common
 from services.parameter_server.types import ParameterError
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Reply
-from sync.errors import RecordDamaged, SyncError
+from sync.errors import OutOfOrder, RecordDamaged, SyncError
 from sync.records import Delta, Graves, Head, Rows
 from sync.shard import PageCursor, Shard
 from sync.snapshot import records
@@ -34,21 +35,32 @@ class _Copy:
 
     shard: int
     model: str
+    stream: int = 0
     into: Shard | None = None
     cursor: PageCursor | None = None
 
 
 @dataclass(slots=True)
+class FollowingCounts:
+    """Totals since the start, over all servers that were followed."""
+
+    copied_rows_total: int = 0
+    discarded_steps_total: int = 0
+
+
+@dataclass(slots=True)
 class Following:
-    """The steps and copies that ``name`` gets from ``server``."""
+    """The steps and copies that ``name``, as the process of ``incarnation``, gets from ``server``."""
 
     name: str
+    incarnation: int
     server: str
     shards: Shards
     new_stream_id: Iterator[int]
-    copied_rows_total: int = 0
-    discarded_steps_total: int = 0
+    counts: FollowingCounts
     _copy: _Copy | None = None
+    _turn: int = 0
+    """Which copy comes next where one was refused."""
     _asked: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def poll(self, replicas: Sequence[Replica], *, waiting: bool) -> Outgoing | None:
@@ -64,28 +76,36 @@ class Following:
                 replica.shard,
                 replica.session,
                 replica.origin,
-                replica.holds(),
+                replica.holds() if replica.consistent else -1,
                 {} if replica.session else self._positions(replica.shard),
+                list(replica.unsettled),
+                replica.copied_from,
             )
             for replica in ready
         ]
-        return Outgoing("tail", wire.pack(wire.TailRequest(self.name, asked, POLL_MS)))
+        return Outgoing("tail", wire.pack(wire.TailRequest(self.name, asked, POLL_MS, self.incarnation)))
 
     def page(self, replicas: Sequence[Replica]) -> Outgoing | None:
         """The next piece of a copy to ask for, if one is needed and none is on its way."""
         if self._copy is None:
-            for replica in replicas:
-                if replica.to_copy:
-                    self._copy = _Copy(replica.shard, replica.to_copy[0])
-                    break
+            wanted = [(replica.shard, model) for replica in replicas for model in replica.to_copy]
+            if wanted:
+                self._copy = _Copy(*wanted[self._turn % len(wanted)])
         copy = self._copy
         if copy is None:
             return None
         return Outgoing("copy", wire.pack(wire.CopyRequest(copy.model, copy.shard, copy.cursor)))
 
-    def failed(self) -> None:
-        """The server did not answer, or not as it should: everything is asked anew."""
+    def expired(self) -> None:
+        """The server did not answer: the same is asked again. A copy goes on where it was."""
+        self._asked = {}
+
+    def refused(self, replicas: Mapping[int, Replica]) -> None:
+        """The server did not send what was to be copied: it begins anew, if it is needed still."""
+        if self._copy is not None and (replica := replicas.get(self._copy.shard)) is not None:
+            replica.rejoin()
         self._copy, self._asked = None, {}
+        self._turn += 1
 
     def tailed(self, reply: Reply, replicas: Mapping[int, Replica]) -> None:
         """Take over the steps of a poll's answer. Raises what makes no sense (msgspec's errors, SyncError)."""
@@ -98,6 +118,9 @@ class Following:
                 self._take(replica, tailed, steps)
 
     def _take(self, replica: Replica, tailed: wire.TailedShard, steps: list[tuple[str, Delta]]) -> None:
+        if not tailed.stream:
+            replica.rejoin()
+            return
         if tailed.copy:
             _log.info("shard %d: copying %s from %s", replica.shard, ", ".join(tailed.copy), self.server)
             replica.session, replica.to_copy = 0, list(tailed.copy)
@@ -124,6 +147,8 @@ class Following:
             shard.apply(delta)
         except SyncError as error:
             _log.warning("shard %d of %s cannot follow %s: %s", replica.shard, model, self.server, error)
+            # But for a step out of order, nobody knows what of it was written.
+            replica.mixed = replica.mixed or not isinstance(error, OutOfOrder)
             replica.to_copy = [model]
             return False
         self.shards.took(shard, delta)
@@ -138,10 +163,15 @@ class Following:
         """Take over a piece of a copy. Raises what makes no sense (msgspec's errors, SyncError)."""
         copy = self._copy
         replica = None if copy is None else replicas.get(copy.shard)
-        if copy is None or replica is None or replica.upstream != self.server:
+        stands = replica is not None and replica.upstream == self.server
+        if copy is None or replica is None or not stands or copy.model not in replica.to_copy:
             self._copy = None
             return
         found = wire.unpack(reply.body, wire.CopyReply)
+        if copy.into is None:
+            copy.stream = found.stream
+        elif found.stream != copy.stream:
+            raise RecordDamaged(f"{self.server} replaced the shard in the middle of a copy")
         record = from_parts(found.header, reply.arrays)
         match record:
             case Head() if copy.into is None:
@@ -149,7 +179,7 @@ class Following:
                 copy.into.begin(record)
             case Rows() if copy.into is not None:
                 copy.into.put(record)
-                self.copied_rows_total += len(record.keys)
+                self.counts.copied_rows_total += len(record.keys)
             case Graves() if copy.into is not None:
                 copy.into.bury(record)
             case _:
@@ -157,16 +187,17 @@ class Following:
         copy.cursor = found.cursor
         if found.cursor is None:
             self._copy = None
-            self._adopt(replica, copy.model, copy.into, found.position)
+            self._adopt(replica, copy, copy.into, found.position)
 
-    def _adopt(self, replica: Replica, model: str, copy: Shard, position: int) -> None:
+    def _adopt(self, replica: Replica, source: _Copy, copy: Shard, position: int) -> None:
+        model = source.model
         before = self.shards.of(replica.shard).get(model)
-        if before is not None:
+        # What was copied and did not become whole is no line of steps of its own.
+        if before is not None and model not in replica.unsettled:
             self._report_discarded(before, copy)
         self.shards.adopt(copy)
-        replica.to_copy = [other for other in replica.to_copy if other != model]
-        replica.unsettled.pop(model, None)
-        replica.restart(next(self.new_stream_id))
+        alone = len(self.shards.of(replica.shard)) == 1
+        replica.adopted(model, source.stream, next(self.new_stream_id), alone=alone)
         if copy.position >= position:
             self.shards.settled(copy)
         else:
@@ -174,12 +205,11 @@ class Following:
 
     def _report_discarded(self, before: Shard, copy: Shard) -> None:
         """Steps that were taken here and never reached the present leader: its version is the one that counts."""
-        epoch = _epoch(before)
-        branch = next((first for since, first in copy.history if since > epoch), copy.position + 1)
-        discarded = before.position - branch + 1
+        agreed = common((before.history, before.position), (copy.history, copy.position))
+        discarded = before.position - agreed
         if discarded <= 0:
             return
-        self.discarded_steps_total += discarded
+        self.counts.discarded_steps_total += discarded
         behind = [
             f"{source.log}/{source.partition} from {progress.applied} to {copy.applied(source)}"
             for source, progress in before.pushes.progress().items()
@@ -188,7 +218,7 @@ class Following:
         _log.error(
             "shard %d of %s: %d steps from %d on, taken here under epoch %d, were never replicated and are "
             "discarded; their pushes are lost unless their trainers send them again (back: %s)",
-            before.shard_id, before.model, discarded, branch, epoch, "; ".join(behind) or "none any more",
+            before.shard_id, before.model, discarded, agreed + 1, _epoch(before), "; ".join(behind) or "none any more",
         )  # fmt: skip
 
     def _positions(self, shard: int) -> dict[str, tuple[int, int]]:

@@ -211,26 +211,31 @@ class ChangesReply(Wire):
 class TailShard(Wire):
     """One shard that the asking server follows. ``stream``: whose numbers ``number`` (the newest step that it
     has) and ``held`` (the newest that it and those behind it have) are; 0: it wants to join, and has the steps
-    up to ``positions``: model → (epoch, position)."""
+    up to ``positions``: model → (epoch, position). ``held`` -1: what it has is not whole. ``unsettled``: models whose
+    copies were read from the stream ``copied_from``, and need its further steps to be whole."""
 
     shard: int
     stream: int
     number: int
     held: int
     positions: dict[str, tuple[int, int]] = {}
+    unsettled: list[str] = []
+    copied_from: int = 0
 
 
 class TailRequest(Wire):
-    """Parks for at most ``wait_ms`` until a shard has a step that ``server`` does not have."""
+    """Parks for at most ``wait_ms`` until a shard has a step that ``server``, as the process of ``incarnation``, does
+    not have."""
 
     server: str
     shards: list[TailShard]
     wait_ms: int
+    incarnation: int = 0
 
 
 class TailedShard(Wire):
     """The steps after ``number``, of which ``newest`` is the last, each by its model; or the models that have to be
-    copied first."""
+    copied first. ``stream`` 0: the numbers asked for mean nothing any more, and the shard has to be joined anew."""
 
     shard: int
     stream: int
@@ -256,11 +261,13 @@ class CopyRequest(Wire):
 
 class CopyReply(Wire):
     """Arrays: those of the record. ``cursor``: where to go on; None: this was the last piece. ``position``: the
-    newest step now; the copy is whole once it has it too."""
+    newest step now; the copy is whole once it has it too. ``stream``: of the server; pieces fit together only where
+    all have the same."""
 
     header: bytes
     cursor: tuple[int, bool, int] | None
     position: int
+    stream: int = 0
 
 
 class DescribeRequest(Wire):

@@ -66,12 +66,12 @@ class ServerMetrics(Collector):
             for server, held in replica.followers.held.items() if replica.leading else ():
                 behind.add_metric((str(shard), server), float(replica.stream.number - held))
         yield from (led, fence, behind)
-        followings = list(self.cluster.followings)
-        copied = sum(following.copied_rows_total for following in followings)
-        discarded = sum(following.discarded_steps_total for following in followings)
-        yield _counter("copied_rows_total", "Rows copied from other servers.", copied)
+        counts = self.cluster.following_counts
+        yield _counter("copied_rows_total", "Rows copied from other servers.", counts.copied_rows_total)
         yield _counter(
-            "discarded_steps_total", "Steps of a deposed leader that were never replicated.", discarded
+            "discarded_steps_total",
+            "Steps of a deposed leader that were never replicated.",
+            counts.discarded_steps_total,
         )
         yield _gauge("pushes_unacknowledged", "Pushes that wait for replicas now.", self.pushed.waiting)
         yield _counter(

@@ -40,6 +40,10 @@ class Step:
     origin: int = 0
 
 
+BEGINNING: Final = 1
+"""Number of all that a process began with. Not 0: who holds nothing does not hold that either."""
+
+
 @dataclass(slots=True)
 class Stream:
     """The newest steps of a shard in their order, at most ``max_bytes`` of them (0: none is kept)."""
@@ -120,6 +124,17 @@ def contains(history: History, newest: int, epoch: int, position: int) -> bool:
     return taken_under[0] == epoch
 
 
+def common(one: tuple[History, int], other: tuple[History, int]) -> int:
+    """Up to which position two lines of steps, each with its newest position, are the same."""
+    (history, newest), (history_, newest_) = one, other
+    same = 0
+    while same < min(len(history), len(history_)) and history[same] == history_[same]:
+        same += 1
+    first = history[same][1] if same < len(history) else newest + 1
+    first_ = history_[same][1] if same < len(history_) else newest_ + 1
+    return min(first, first_) - 1
+
+
 @dataclass(slots=True)
 class Followers:
     """How far those who follow a shard's leader hold its steps, by the leader's numbers."""
@@ -129,10 +144,17 @@ class Followers:
     name: str
     held: dict[str, int] = field(default_factory=dict)
     """By server."""
+    polls: dict[str, int] = field(default_factory=dict)
+    """By server, how often it said so."""
 
     def note(self, server: str, number: int) -> None:
         """``server`` holds every step up to ``number``."""
         self.held[server] = number
+        self.polls[server] = self.polls.get(server, 0) + 1
+
+    def forget(self, server: str) -> None:
+        """``server`` is gone, or another process of its name is there, which may hold less."""
+        self.held.pop(server, None)
 
     def acknowledged(self, number: int) -> int:
         """Up to which number enough replicas hold the steps; ``number`` is the leader's newest."""

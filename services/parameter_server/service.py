@@ -56,7 +56,11 @@ class ParameterServer:
         self._cluster, self._monotonic = cluster, monotonic
         host.on_step = cluster.took
         self._parking = Parking()
-        self._pushed = Acknowledging(rpc, lambda: cluster.pending(list(host.fences)), cluster.settled)
+        self._pushed = Acknowledging(
+            rpc,
+            lambda shards: cluster.pending(list(host.fences) if shards is None else shards),
+            cluster.settled,
+        )
         self._steps = StepService(host, self._pushed, monotonic)
         self._expiry = Expiry(host, self._may_expire, monotonic)
         self._metrics = ServerMetrics(
@@ -112,7 +116,7 @@ class ParameterServer:
                 self._rpc.fail(call, BUSY, why)
             elif call.request.method == "push":
                 answer = guarded(lambda: self._at_once(call), call.request.method)
-                self._pushed.answer(call, wire.pack(answer[0]), answer[1])
+                self._pushed.answer(call, wire.pack(answer[0]), answer[1], _shards_of(answer[0]))
             elif call.request.method in STEP_METHODS:
                 self._steps.answer(call)
             else:
@@ -214,3 +218,8 @@ class ParameterServer:
         if self._parking.checkpoints:
             for call in self._parking.ready_checkpoints(self._host, now):
                 self._send(call, (wire.Done(), ()))
+
+
+def _shards_of(answer: wire.Wire) -> list[int] | None:
+    """Which shards took a push; another may lack its followers, which is no concern of this one."""
+    return [one.shard for one in answer.outcomes] if isinstance(answer, wire.PushResponse) else None

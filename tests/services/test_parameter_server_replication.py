@@ -204,7 +204,7 @@ def test_async_replicas_agree_after_a_kill_and_the_loss_is_counted(seed: int) ->
     world.start(leader.name)
     check(world, trainers, lossless=False)
     back = world.nodes[leader.name]
-    discarded = sum(following.discarded_steps_total for following in back.cluster.followings)
+    discarded = back.cluster.following_counts.discarded_steps_total
     assert discarded == lost + before - survived
 
 
@@ -303,7 +303,7 @@ def test_a_replica_far_behind_copies_the_shard_while_pushes_go_on(monkeypatch: p
             trainer.turn()
     world.start(victim)
     check(world, trainers)
-    copied = sum(following.copied_rows_total for following in world.nodes[victim].cluster.followings)
+    copied = world.nodes[victim].cluster.following_counts.copied_rows_total
     assert copied > 0
 
 
@@ -392,7 +392,8 @@ def vote(server: str, steps: int, epoch: int = 5, fence: int = 5, restarted: boo
         ([vote("b", 7), vote("a", 9, restarted=True)], "abc", 10.0, "a"),
         ([vote("b", 7), vote("a", 6, restarted=True), vote("c", 3, restarted=True)], "abc", 0.0, "b"),
         ([vote("b", -1), vote("c", -1)], "bc", 99.0, None),
-        ([vote("b", -1), vote("c", 2)], "bc", 0.0, "c"),
+        ([vote("b", -1), vote("c", 2)], "bc", 9.0, None),
+        ([vote("b", -1), vote("c", 2)], "bc", 10.0, "c"),
         ([vote("b", 7), vote("x", 9)], "bx", 99.0, None),
     ],
 )
@@ -408,6 +409,8 @@ def test_a_quorum_elects_the_one_furthest_on_of_those_that_count(
         ([vote("c", 7)], "bc", 0.1, None),
         ([vote("c", 7)], "bc", 0.5, "c"),
         ([vote("c", 7)], "c", 0.0, "c"),
+        ([vote("a", 0, restarted=True)], "abc", 9.0, None),
+        ([vote("a", 0, restarted=True)], "abc", 10.0, "a"),
     ],
 )
 def test_async_waits_a_little_for_those_that_are_alive(
@@ -416,11 +419,17 @@ def test_async_waits_a_little_for_those_that_are_alive(
     assert Election(PLACE, "async", waited_s).winner(votes, set(alive)) == winner
 
 
-def test_a_chain_waits_for_all_of_it_that_are_alive() -> None:
-    election = Election(replace_chain(PLACE, ("a", "b", "c")), "chain", 99.0)
-    assert election.winner([vote("c", 7)], {"b", "c"}) is None
-    assert election.winner([vote("c", 7), vote("b", 8)], {"b", "c"}) == "b"
-    assert election.winner([vote("c", 7), vote("a", 3, restarted=True)], {"a", "c"}) == "c"
+def test_a_chain_waits_a_little_for_all_of_it_that_are_alive_and_prefers_who_lost_nothing() -> None:
+    chain = replace_chain(PLACE, ("a", "b", "c"))
+    soon, later, late = (Election(chain, "chain", waited_s) for waited_s in (0.1, 0.5, 10.0))
+    assert soon.winner([vote("c", 7)], {"b", "c"}) is None
+    assert later.winner([vote("c", 7)], {"b", "c"}) == "c"
+    assert soon.winner([vote("c", 7), vote("b", 8)], {"b", "c"}) == "b"
+    assert soon.winner([vote("c", 7), vote("a", 9, restarted=True)], {"a", "c"}) == "c"
+    assert later.winner([vote("a", 9, restarted=True)], {"a"}) is None
+    assert late.winner([vote("a", 9, restarted=True)], {"a"}) == "a"
+    restarted = [vote(server, 9, restarted=True) for server in "abc"]
+    assert soon.winner(restarted, {"a", "b", "c"}) == "a"
     outside = Election(replace_chain(PLACE, ("a", "b")), "chain", 99.0)
     assert outside.winner([vote("c", 9)], {"c"}) is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,7 +16,10 @@ from services.coordination.shardmap import Place, ShardMap, assign, change_shard
 from services.parameter_server import messages as wire
 from services.parameter_server.cluster import Cluster, ClusterConfig, Connection
 from services.parameter_server.control import Control
+from services.parameter_server.declarations import Declaration
 from services.parameter_server.election import Replication
+from services.parameter_server.following import Foreign
+from services.parameter_server.holdings import Held, Holdings, HostConfig
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Failure, Reply, Request
 from sync.clock import HybridClock
@@ -70,76 +73,105 @@ class Disk:
     synced: int = 0
     """Position up to which nothing is lost."""
 
+    def crash(self) -> None:
+        """What was not synced is gone."""
+        self.deltas = [delta for delta in self.deltas if delta.position <= self.synced]
+
+
+class StoreOf:
+    """The store as one server reaches it, or does not (``World.without_store``)."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def __getattr__(self, method: str) -> object:
+        if self._name in self._world.without_store:
+            raise Unavailable("the store cannot be reached from here")
+        return getattr(self._world.store, method)
+
+
+class Disks:
+    """Keeps the shards of one server on its simulated disks. Provides ``Keeper``."""
+
+    def __init__(self, disks: dict[tuple[str, int], Disk]) -> None:
+        self.disks = disks
+        self.kept: dict[tuple[str, int], Held] = {}
+        self._renewing: set[tuple[str, int]] = set()
+
+    def open(
+        self, model: str, shard_id: int, make: Callable[[], Shard], check: Callable[[Head], None]
+    ) -> Held:
+        disk = self.disks.setdefault((model, shard_id), Disk())
+        disk.crash()
+        shard = make()
+        if disk.base is not None:
+            shard.restore(disk.base)
+        for delta in disk.deltas:
+            shard.apply(delta)
+        held = self.kept[model, shard_id] = Held(shard)
+        return held
+
+    def record(self, held: Held, delta: Delta) -> None:
+        key = (held.shard.model, held.shard.shard_id)
+        if key not in self._renewing:
+            self.disks[key].deltas.append(delta)
+
+    def renew(self, held: Held) -> None:
+        key = (held.shard.model, held.shard.shard_id)
+        self._renewing.add(key)
+        self.disks[key].crash()
+
+    def forget(self, held: Held) -> None:
+        key = (held.shard.model, held.shard.shard_id)
+        self._renewing.discard(key)
+        self.disks[key].crash()
+        del self.kept[key]
+
+    def sync(self) -> None:
+        """The disk caught up."""
+        for key, held in self.kept.items():
+            if not held.whole:
+                continue
+            if key in self._renewing:
+                self._renewing.discard(key)
+                self.disks[key] = Disk(held.shard.state(), [], held.shard.position)
+            self.disks[key].synced = held.shard.position
+
 
 class Node:
-    """One server: the shards of its models, its disk, its cluster and control. Provides ``Shards``."""
+    """One server: the shards of its models, its disk, its cluster and control."""
 
     def __init__(self, world: World, name: str, incarnation: int, disks: dict[tuple[str, int], Disk]) -> None:
-        self.world, self.name, self.incarnation, self.disks = world, name, incarnation, disks
-        self.clock = HybridClock(lambda: world.now_us)
-        self.held: dict[int, dict[str, Shard]] = {}
-        self.unsettled: set[tuple[str, int]] = set()
-        for (model, number), disk in disks.items():
-            shard = self._empty(model, number)
-            if disk.base is not None:
-                shard.restore(disk.base)
-            disk.deltas = [delta for delta in disk.deltas if delta.position <= disk.synced]
-            for delta in disk.deltas:
-                shard.apply(delta)
-            self.held.setdefault(number, {})[model] = shard
-        config = ClusterConfig(name, incarnation, world.replication, lease_s=5.0)
-        self.cluster = Cluster(config, self, self, monotonic=lambda: world.now_s)
-        self.control = Control(world.store, self.cluster, monotonic=lambda: world.now_s)  # type: ignore[arg-type]
+        self.world, self.name, self.incarnation = world, name, incarnation
+        skew_us = world.skew_us.get(name, 0)
+        self.disks = Disks(disks)
+        self.holdings = Holdings(
+            HostConfig(name, len(world.map.places), 1_024),
+            self.disks,
+            lambda model, table: world.number(),
+            HybridClock(lambda: world.now_us + skew_us),
+        )
+        for model in sorted({model for model, _ in disks}):
+            self.holdings.declare(Declaration(model, "", world.specs))
+        config = ClusterConfig(name, incarnation, world.replication, lease_s=world.lease_s)
+        self.cluster = Cluster(config, self.holdings, self, monotonic=lambda: world.now_s)
+        self.holdings.on_step = self.cluster.took
+        self.control = Control(StoreOf(world, name), self.cluster, monotonic=lambda: world.now_s)  # type: ignore[arg-type]
         self.parked: list[tuple[str, int, Request, float]] = []
+        self.paused_until_s = 0.0
+        self.renew_s = 0.0
 
-    def _empty(self, model: str, number: int) -> Shard:
-        return Shard(number, self.world.specs, 0, self.clock, model=model)
+    @property
+    def paused(self) -> bool:
+        """Whether the process was stopped (SIGSTOP) and not continued yet."""
+        return self.world.now_s < self.paused_until_s
 
     def of(self, shard: int) -> Mapping[str, Shard]:
-        return self.held.setdefault(shard, {})
+        return self.holdings.of(shard)
 
     def declare(self, model: str, number: int) -> Shard:
-        shard = self.held.setdefault(number, {}).get(model)
-        if shard is None:
-            shard = self.held[number][model] = self._empty(model, number)
-            self.disks[model, number] = Disk()
-            place = self.cluster.replicas[number].place
-            if self.cluster.replicas[number].leading:
-                self._own(shard, place.fence)
-        return shard
-
-    def lead(self, shard: int, fence: int) -> None:
-        for one in self.of(shard).values():
-            self._own(one, fence)
-
-    def _own(self, shard: Shard, fence: int) -> None:
-        shard.lead(fence, fence)
-        shard.on_delta = lambda delta: self._wrote(shard, delta)
-
-    def _wrote(self, shard: Shard, delta: Delta) -> None:
-        self.disks[shard.model, shard.shard_id].deltas.append(delta)
-        self.cluster.took(shard.model, shard.shard_id, delta)
-
-    def follow(self, shard: int) -> None:
-        for one in self.of(shard).values():
-            one.on_delta = None
-
-    def blank(self, head: Head) -> Shard:
-        return self._empty(head.model, head.shard_id)
-
-    def adopt(self, copy: Shard) -> None:
-        self.held[copy.shard_id][copy.model] = copy
-        self.unsettled.add((copy.model, copy.shard_id))
-
-    def settled(self, shard: Shard) -> None:
-        key = (shard.model, shard.shard_id)
-        self.unsettled.discard(key)
-        self.disks[key] = Disk(shard.state(), [], shard.position)
-
-    def took(self, shard: Shard, delta: Delta) -> None:
-        key = (shard.model, shard.shard_id)
-        if key not in self.unsettled:
-            self.disks.setdefault(key, Disk()).deltas.append(delta)
+        self.holdings.declare(Declaration(model, "", self.world.specs))
+        return self.of(number)[model]
 
     def connect(self, address: str) -> Wire:
         return Wire(self.world, self.name, address)
@@ -148,20 +180,18 @@ class Node:
         assert isinstance(connection, Wire)
         self.world.wires.pop(connection.id, None)
 
-    def drop(self, shard: int) -> None:
-        self.held.pop(shard, None)
-
     def sync(self) -> None:
         """The disk caught up."""
-        for (model, number), disk in self.disks.items():
-            shard = self.held.get(number, {}).get(model)
-            if shard is not None and (model, number) not in self.unsettled:
-                disk.synced = shard.position
+        self.disks.sync()
 
     def serve(self, sender: str, call: int, request: Request) -> None:
         """Answer a request of another server, or park it."""
         if request.method == "copy":
-            message, arrays = self.cluster.copy(wire.unpack(request.body, wire.CopyRequest))
+            try:
+                message, arrays = self.cluster.copy(wire.unpack(request.body, wire.CopyRequest))
+            except (*Foreign,) as error:
+                self.world.reply(self.name, sender, Failure(call, "refused", str(error)))
+                return
             self.world.reply(self.name, sender, Reply(call, wire.pack(message), arrays))
             return
         self.parked = [one for one in self.parked if one[0] != sender]
@@ -243,12 +273,23 @@ class World:
         shards: int = 1,
         replicas: int | None = None,
         loss: float = 0.0,
+        lease_s: float = 5.0,
+        skew_us: Mapping[str, int] | None = None,
+        late: float = 0.0,
     ) -> None:
-        self.specs, self.replication, self.loss = specs, replication, loss
+        self.specs, self.replication, self.loss, self.lease_s = specs, replication, loss, lease_s
         self.random = random.Random(seed)
         self.now_s = 1_000.0
         self.store = Store(self.random)
         self.nodes: dict[str, Node] = {}
+        self.without_store: set[str] = set()
+        self.cut: set[frozenset[str]] = set()
+        """Pairs of servers that do not reach each other."""
+        self.skew_us = dict(skew_us or {})
+        self.late = late
+        """How many messages come up to a second too late."""
+        self.leases: dict[str, float] = {}
+        """By server, when its entry in the store goes."""
         self.disks: dict[str, dict[tuple[str, int], Disk]] = {name: {} for name in names}
         self.incarnations = 0
         self.numbers = 0
@@ -268,16 +309,45 @@ class World:
         return self.numbers
 
     def start(self, name: str) -> None:
+        """A new process of the name; its entry takes the place of one that is still there."""
         self.incarnations += 1
-        member = Member(name, "parameter-server", name, 1, self.incarnations, 0, ready=True)
-        self.store.put(member_key("parameter-server", name), msgspec.json.encode(member))
+        self._register(name, self.incarnations)
         self.nodes[name] = Node(self, name, self.incarnations, self.disks.setdefault(name, {}))
 
-    def kill(self, name: str) -> None:
-        """As by SIGKILL; its lease ends at once."""
+    def _register(self, name: str, incarnation: int) -> None:
+        failing, self.store.failing = self.store.failing, 0.0
+        member = Member(name, "parameter-server", name, 1, incarnation, 0, ready=True)
+        self.store.put(member_key("parameter-server", name), msgspec.json.encode(member))
+        self.store.failing = failing
+        self.leases[name] = self.now_s + self.lease_s
+
+    def kill(self, name: str, *, lease_ends: bool = True) -> None:
+        """As by SIGKILL; its lease ends at once, or when its time is up."""
         node = self.nodes.pop(name)
         node.cluster.close()
+        if lease_ends:
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self.leases.pop(name, None)
         self.store.delete(member_key("parameter-server", name))
+
+    def lose_disk(self, name: str) -> None:
+        """The folder of a server that does not run is deleted."""
+        assert name not in self.nodes
+        self.disks[name] = {}
+
+    def pause(self, name: str, seconds: float) -> None:
+        """As by SIGSTOP, and SIGCONT after ``seconds``."""
+        self.nodes[name].paused_until_s = self.now_s + seconds
+
+    def _keep_leases(self) -> None:
+        for name, node in self.nodes.items():
+            if not node.paused and name not in self.without_store and node.renew_s <= self.now_s:
+                node.renew_s = self.now_s + self.lease_s / 3
+                self._register(name, node.incarnation)
+        for name in [name for name, until_s in self.leases.items() if until_s <= self.now_s]:
+            self._leave(name)
 
     @property
     def map(self) -> ShardMap:
@@ -300,22 +370,27 @@ class World:
         change_shard_map(self.store, lambda now: now.change({}, {**now.moves, shard: to}))  # type: ignore[arg-type]
 
     def send(self, sender: str, receiver: str, message: Request | Reply | Failure) -> None:
-        if self.random.random() < self.loss:
+        if self.random.random() < self.loss or frozenset((sender, receiver)) in self.cut:
             return
         node = self.nodes.get(receiver)
         if node is not None:
-            at_s = self.now_s + self.random.uniform(0.0001, 0.003)
+            slowest_s = 1.0 if self.random.random() < self.late else 0.003
+            at_s = self.now_s + self.random.uniform(0.0001, slowest_s)
             self.queue.append(_Sent(at_s, sender, receiver, node.incarnation, message))
 
     def reply(self, sender: str, receiver: str, message: Reply | Failure) -> None:
         self.send(sender, receiver, message)
 
     def _deliver(self) -> None:
-        due = sorted((one for one in self.queue if one.at_s <= self.now_s), key=lambda one: one.at_s)
-        self.queue = [one for one in self.queue if one.at_s > self.now_s]
+        waiting = {name for name, node in self.nodes.items() if node.paused}
+        ready = [one for one in self.queue if one.at_s <= self.now_s and one.receiver not in waiting]
+        due = sorted(ready, key=lambda one: one.at_s)
+        self.queue = [one for one in self.queue if one.at_s > self.now_s or one.receiver in waiting]
         for sent in due:
             node = self.nodes.get(sent.receiver)
-            if node is None or node.incarnation != sent.incarnation:
+            # What a socket had not sent yet when the other process died goes to the one after it.
+            resent = isinstance(sent.message, Request) and self.random.random() < 0.5
+            if node is None or (node.incarnation != sent.incarnation and not resent):
                 continue
             if isinstance(sent.message, Request):
                 node.serve(sent.sender, sent.message.id, sent.message)
@@ -327,6 +402,7 @@ class World:
     def tick(self, seconds: float = 0.002) -> None:
         """A little time passes; everyone gets a turn, in random order."""
         self.now_s += seconds
+        self._keep_leases()
         self._deliver()
         for node in self._shuffled():
             node.turn()
@@ -344,7 +420,7 @@ class World:
             node.control.look()
 
     def _shuffled(self) -> Iterator[Node]:
-        nodes = list(self.nodes.values())
+        nodes = [node for node in self.nodes.values() if not node.paused]
         self.random.shuffle(nodes)
         return iter(nodes)
 

@@ -283,6 +283,14 @@ class Processes:
         self._running[name].kill()
         self._running.pop(name).wait()
 
+    def pause(self, name: str) -> None:
+        """SIGSTOP: nothing of it runs until ``resume``, also not what keeps its lease."""
+        self._running[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self._running[name].send_signal(signal.SIGCONT)
+
     def terminate(self, name: str) -> int:
         """SIGTERM; the exit status."""
         process = self._running.pop(name)
