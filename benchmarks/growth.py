@@ -114,9 +114,8 @@ def _memory(ours: Sequence[Grown], peers: Sequence[Grown]) -> Row:
         less_is_better=True,
     )
     resident = float(np.median([one.resident for one in ours]))
-    note = (
-        f"allocated, room for growth included; resident {resident:.1f}; {row.note}; the aim is in bytes/row"
-    )
+    said = f"allocated, room for growth included; resident {resident:.1f}; {row.note}"
+    note = f"{said}; the aim is in bytes/row, the ratio is the peer's bytes over ours"
     return replace(row, aim=AIM_BYTES, met=at_most(AIM_BYTES, row.ours), note=note)
 
 

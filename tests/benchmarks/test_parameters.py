@@ -142,6 +142,15 @@ class TestPeers:
             losses.append(loss.item())
         assert losses[-1] < 0.8 * losses[0]
 
+    def test_a_peer_that_is_not_there_is_named_with_the_command_that_installs_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loopback, "available", lambda: False)
+        (row,) = loopback._faced("pull", [Figures((1.0,))], None, "MGET", 6.0)
+        assert (row.peer, row.met) == (None, None)
+        assert row.peer_name is not None
+        assert "apt-get install redis-server" in row.peer_name
+
 
 class TestRegrouped:
     def test_samples_keep_their_order_and_their_gradients(self) -> None:
