@@ -91,6 +91,8 @@ class MemoryParameters:
         self.generation = 1
         self.available = True
         self.delay_s = 0.0
+        self.asked: dict[str, object] = {}
+        """How the newest pull was to be answered, beside its keys."""
         self._dims = {table.name: table.dim for table in model.needs.tables}
         self._feed: asyncio.Queue[ShardChanges] = asyncio.Queue()
         self._dense = model.needs.dense.initial(np.random.default_rng(3))
@@ -101,6 +103,7 @@ class MemoryParameters:
         return np.random.default_rng(key % 2**32).normal(0, 0.1, self._dims[table]).astype(np.float32)
 
     async def pull(self, model: str, keys: Mapping[str, Any], **asked: object) -> Pulled:
+        self.asked = asked
         await asyncio.sleep(self.delay_s)
         self._check()
         rows = {

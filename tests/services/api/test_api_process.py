@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 ITEMS = {f"film-{n}": ["Drama"] if n % 2 else ["Comedy"] for n in range(40)}
 
 
-def settings_in(folder: Path) -> Settings:
+def settings_in(folder: Path, **parameters: object) -> Settings:
     return Settings.model_validate(
         {
             "data": {"dir": folder},
@@ -35,7 +36,12 @@ def settings_in(folder: Path) -> Settings:
             "features": {"offline": False},
             "api": {"listen": "127.0.0.1:0", "deadline": 2.0},
             "trainer": {"commit_interval": 0.1, "nice": 0},
-            "parameters": {"snapshot_interval": 0.3, "deadline": 1.0, "generation_interval": 1.0},
+            "parameters": {
+                "snapshot_interval": 0.3,
+                "deadline": 1.0,
+                "generation_interval": 1.0,
+                **parameters,
+            },
             "model": {"retrieval_dim": 8, "ranking_dim": 4},
         }
     )
@@ -80,8 +86,8 @@ def ids(body: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Stack]:
-    settings = settings_in(folder)
+def running(folder: Path, **parameters: object) -> Iterator[Stack]:
+    settings = settings_in(folder, **parameters)
     with ExitStack() as stack:
         server = stack.enter_context(service("parameter-server-0", settings))
         for name in ("processor-0", "trainer-0", "api-0"):
@@ -125,6 +131,21 @@ def test_a_like_is_in_the_next_list_that_asks_for_it(live: Stack) -> None:
         assert body["parameters_as_of_ms"] >= accepted["accepted_at_ms"]
         assert body["newest_event"]["event_id"] == accepted["event_id"]
         assert body["newest_event"]["token"] == accepted["token"]
+
+
+def test_kept_rows_are_not_for_those_who_ask_for_fresh_ones(tmp_path: Path) -> None:
+    with running(tmp_path, cached_rows=256, cache_age=60.0, reads="any") as stack:
+        stack.post("/v1/items:batch", {"items": [{"item_id": i, "attributes": {"title": i}} for i in ITEMS]})
+        eventually(lambda: len(ids(stack.recommend(n=100))) == 40)
+        for _ in range(4):
+            first = ids(stack.recommend(user_id="somebody", n=100))[0]
+            accepted = stack.like("somebody", first)
+            body = stack.recommend(user_id="somebody", min_freshness=accepted["token"], deadline_ms=10_000)
+            assert not body["degraded"]
+            assert body["parameters_as_of_ms"] >= accepted["accepted_at_ms"]
+        pattern = r'^headwater_api_cached_rows_total\{what="unasked"\} ([0-9.e+]+)$'
+        told = re.findall(pattern, stack.http.get("/metrics").text, re.MULTILINE)
+        assert float(told[0]) > 0, "others got rows that were kept"
 
 
 def test_a_new_item_can_be_recommended_after_its_first_like(live: Stack) -> None:

@@ -282,6 +282,11 @@ def test_min_freshness_waits_until_index_and_rows_have_the_event(films: Harness)
     assert not reply.json()["degraded"]
     assert reply.json()["parameters_as_of_ms"] == NOW_MS + 77
     assert films.recommend(user_id="fresh", min_freshness=token)["degraded"] is False
+    assert films.parameters.asked == {"followers": False, "unasked": False}, (
+        "a follower may lag behind the index"
+    )
+    films.recommend(user_id="fresh")
+    assert films.parameters.asked == {}, "else as the settings say"
 
 
 def test_rows_that_are_behind_the_index_are_not_called_fresh(films: Harness) -> None:
