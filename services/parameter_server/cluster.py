@@ -267,10 +267,17 @@ class Cluster:
             replica = self.replicas.get(shard)
             if replica is None:
                 replica = self.replicas[shard] = Replica(
-                    shard, name, self.config.replication, place, Stream(), next(self._stream_ids), moving_to
+                    shard,
+                    name,
+                    self.config.replication,
+                    place,
+                    Stream(),
+                    next(self._stream_ids),
+                    moving_to,
+                    found.epoch,
                 )
             else:
-                replica.place_at(place, moving_to, next(self._stream_ids))
+                replica.place_at(place, moving_to, next(self._stream_ids), found.epoch)
             self._take_role(replica)
 
     def _take_role(self, replica: Replica) -> None:
@@ -349,7 +356,8 @@ class Cluster:
         replicas = [replica for replica in self.replicas.values() if replica.upstream == server]
         polls = peer.open("tail")
         if polls < 2:
-            poll = peer.following.poll(replicas, waiting=polls > 0)
+            epoch = 0 if self.map is None else self.map.epoch
+            poll = peer.following.poll(replicas, epoch, waiting=polls > 0)
             self._send(peer, "tail", poll, POLL_TIMEOUT_S)
         if not peer.open("copy"):
             self._send(peer, "copy", peer.following.page(replicas), PAGE_TIMEOUT_S)
@@ -433,7 +441,7 @@ class Cluster:
             replica = self.replicas.get(asked.shard)
             if replica is None or request.server not in (*replica.place.replicas, replica.moving_to):
                 continue
-            tailed = replica.tail(asked, request.server, self._shards.of(asked.shard))
+            tailed = replica.tail(asked, request.server, request.epoch, self._shards.of(asked.shard))
             if tailed is not None:
                 found.append(tailed[0])
                 arrays += tailed[1]

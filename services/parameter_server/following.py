@@ -15,7 +15,7 @@ import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.replica import Replica, Shards
-from services.parameter_server.replication import common
+from services.parameter_server.replication import common, contains
 from services.parameter_server.types import ParameterError
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Reply
@@ -61,13 +61,13 @@ class Following:
     _copy: _Copy | None = None
     _turn: int = 0
     """Which copy comes next where one was refused."""
-    _asked: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _asked: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
 
-    def poll(self, replicas: Sequence[Replica], *, waiting: bool) -> Outgoing | None:
-        """The next poll for steps of ``replicas``, all of which follow the server; None while one waits there
-        and has nothing new to tell."""
+    def poll(self, replicas: Sequence[Replica], epoch: int, *, waiting: bool) -> Outgoing | None:
+        """The next poll for steps of ``replicas``, all of which follow the server under the map of ``epoch``; None
+        while one waits there and has nothing new to tell."""
         ready = [replica for replica in replicas if not replica.to_copy]
-        state = {r.shard: (r.session, r.origin, r.holds()) for r in ready}
+        state = {r.shard: (r.session, r.origin, r.holds(), epoch) for r in ready}
         if not ready or (waiting and state == self._asked):
             return None
         self._asked = state
@@ -83,7 +83,9 @@ class Following:
             )
             for replica in ready
         ]
-        return Outgoing("tail", wire.pack(wire.TailRequest(self.name, asked, POLL_MS, self.incarnation)))
+        return Outgoing(
+            "tail", wire.pack(wire.TailRequest(self.name, asked, POLL_MS, self.incarnation, epoch))
+        )
 
     def page(self, replicas: Sequence[Replica]) -> Outgoing | None:
         """The next piece of a copy to ask for, if one is needed and none is on its way."""
@@ -121,6 +123,9 @@ class Following:
         if not tailed.stream:
             replica.rejoin()
             return
+        if tailed.unknown:
+            self._discard(replica, tailed)
+            return
         if tailed.copy:
             _log.info("shard %d: copying %s from %s", replica.shard, ", ".join(tailed.copy), self.server)
             replica.session, replica.to_copy = 0, list(tailed.copy)
@@ -134,6 +139,13 @@ class Following:
                 replica.session = 0
                 return
 
+    def _discard(self, replica: Replica, tailed: wire.TailedShard) -> None:
+        """Begin models anew that the server has no step of."""
+        for model, before in self.shards.of(replica.shard).items():
+            if model in tailed.unknown and before.position:
+                copy = _Copy(replica.shard, model, tailed.stream)
+                self._adopt(replica, copy, self.shards.blank(before.head()), 0)
+
     def _apply(self, replica: Replica, model: str, delta: Delta, number: int) -> bool:
         """Let a shard take a step. False: it is of no use here, and the shard has to be joined anew."""
         shard = self.shards.of(replica.shard).get(model)
@@ -141,6 +153,9 @@ class Following:
             replica.to_copy = [model]
             return False
         if delta.position <= shard.position:
+            if not contains(shard.history, shard.position, delta.epoch, delta.position):
+                replica.to_copy = [model]
+                return False
             replica.reached(number)
             return True
         try:

@@ -225,17 +225,19 @@ class TailShard(Wire):
 
 class TailRequest(Wire):
     """Parks for at most ``wait_ms`` until a shard has a step that ``server``, as the process of ``incarnation``, does
-    not have."""
+    not have. ``epoch``: of the shard map that it goes by, so whom it counts among those behind it."""
 
     server: str
     shards: list[TailShard]
     wait_ms: int
     incarnation: int = 0
+    epoch: int = 0
 
 
 class TailedShard(Wire):
     """The steps after ``number``, of which ``newest`` is the last, each by its model; or the models that have to be
-    copied first. ``stream`` 0: the numbers asked for mean nothing any more, and the shard has to be joined anew."""
+    copied first. ``stream`` 0: the numbers asked for mean nothing any more, and the shard has to be joined anew.
+    ``unknown``: models of which there is no step here, so that those of the asking server are a deposed leader's."""
 
     shard: int
     stream: int
@@ -243,6 +245,7 @@ class TailedShard(Wire):
     models: list[str] = []
     copy: list[str] = []
     newest: int = 0
+    unknown: list[str] = []
 
 
 class TailReply(Wire):

@@ -79,6 +79,7 @@ class Shards(Protocol):
 class Replica:
     """``stream_id``: changes whenever the numbers of ``stream`` begin to mean something else.
 
+    ``placed``: the epoch of the map that first had ``place``, as far as is known here.
     ``session``: the upstream's stream that ``origin`` is a number of (0: it has to be joined anew); ``origin``:
     the newest step of it that is here. ``voted``: the fence of the leader that it stopped following.
     ``held_back``: pushes are not taken now, as the shard is about to be led by another server; ``handing_over``: that
@@ -96,6 +97,7 @@ class Replica:
     stream: Stream
     stream_id: int
     moving_to: str | None = None
+    placed: int = 0
     leading: bool = False
     session: int = 0
     origin: int = 0
@@ -126,10 +128,15 @@ class Replica:
         self.stream.number = max(self.stream.number, BEGINNING)
         self._bound()
 
-    def place_at(self, place: Place, moving_to: str | None, stream_id: int) -> None:
-        """The map changed. A new leader, or another to ask, begins a new session."""
+    def place_at(self, place: Place, moving_to: str | None, stream_id: int, epoch: int) -> None:
+        """The map changed to that of ``epoch``. A new leader, or another to ask, begins a new session."""
         before = self.upstream
         changed = place.fence != self.place.fence
+        if place != self.place:
+            self.placed = epoch
+            for server in place.chain[:-1]:
+                # It spoke for others than those that are behind it now.
+                self.followers.forget(server)
         self.place, self.moving_to = place, moving_to
         if changed:
             self.stream_id = stream_id
@@ -313,28 +320,37 @@ class Replica:
         return chain[2:] if polls > asked and len(chain) > 2 else chain[1:2]
 
     def tail(
-        self, asked: wire.TailShard, server: str, shards: Mapping[str, Shard]
+        self, asked: wire.TailShard, server: str, epoch: int, shards: Mapping[str, Shard]
     ) -> tuple[wire.TailedShard, list[Array]] | None:
-        """What ``server`` does not have yet, with its arrays, or None where it has everything; notes how far it
-        is."""
+        """What ``server``, which goes by the map of ``epoch``, does not have yet, with its arrays, or None where it has
+        everything; notes how far it is."""
         if asked.stream:
             if asked.stream != self.stream_id or not self.stream.floor <= asked.number <= self.stream.number:
                 return wire.TailedShard(self.shard, 0), []
-            self.followers.note(server, min(asked.held, self.stream.number))
+            if epoch >= self.placed or not self._has_others_behind(server):
+                self._note(server, min(asked.held, self.stream.number))
             return self._tailed(asked.number) if asked.number < self.stream.number else None
         if not self.leading and (self.restarted or not self.whole):
             # Who joined now would think that it has everything, once it has what is here.
             return None
         own = {model: (shard.history, shard.position) for model, shard in shards.items()}
+        unknown = [model for model, (_, position) in asked.positions.items() if position and model not in own]
+        if unknown:
+            self._note(server, 0)
+            return wire.TailedShard(self.shard, self.stream_id, unknown=sorted(unknown)), []
         joined = self.stream.join(asked.positions, own)
         if asked.copied_from != self.stream_id and (broken := own.keys() & set(asked.unsettled)):
             joined = broken | (joined if isinstance(joined, set) else set())
         # It may have been restarted and hold less than it said before.
         held = 0 if isinstance(joined, set) or asked.held < 0 or self._has_others_behind(server) else joined
-        self.followers.note(server, held)
+        self._note(server, held)
         if isinstance(joined, set):
             return wire.TailedShard(self.shard, self.stream_id, copy=sorted(joined)), []
         return self._tailed(joined)
+
+    def _note(self, server: str, held: int) -> None:
+        if upstream(self.place, server, self.moving_to) == self.name:
+            self.followers.note(server, held)
 
     def _has_others_behind(self, server: str) -> bool:
         """Whether what ``server`` has says nothing yet: those behind it in the chain count, too."""

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from support.adversary import SPECS, Adversary, content, parts, undisturbed, values
 from support.cluster import World
 
 from services.coordination.shardmap import Place
+from services.parameter_server.acknowledging import Acknowledging
+from services.parameter_server.cluster import HandOver
+from services.parameter_server.durability import Durability
 from services.parameter_server.election import Election, Replication, Vote
-from services.parameter_server.replication import Followers, Step, Stream, contains
+from services.parameter_server.messages import TailShard
+from services.parameter_server.replica import JOIN_S, Replica
+from services.parameter_server.replication import Followers, Step, Stream, common, contains
+from services.parameter_server.snapshots import ShardFolder
+from sync.clock import HybridClock
 from sync.pushes import Push, Source
-from sync.records import Delta
+from sync.records import Delta, History
 from sync.shard import Shard
-from sync.spec import Initialiser, Optimiser, TableSpec
 
-SPECS = (
-    TableSpec("rows", 3, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad", 0.5)),
-    TableSpec("dense", 4, Initialiser.uniform(0.1), Optimiser("adagrad", 0.5), placement="single", rows=4),
-)
 NAMES = ("a", "b", "c")
 MODELS = ("one", "two")
-
-
-def parts(offset: int) -> tuple[tuple[str, np.ndarray, np.ndarray], ...]:
-    rng = np.random.default_rng(offset)
-    keys = rng.integers(0, 30, 4).astype(np.uint64)
-    return (
-        ("rows", keys, rng.standard_normal((4, 3)).astype(np.float32)),
-        ("dense", np.array([offset % 4], np.uint64), rng.standard_normal((1, 4)).astype(np.float32)),
-    )
 
 
 class Trainer:
@@ -65,43 +63,6 @@ class Trainer:
             self.acknowledged, self._waiting = max(self.acknowledged, applied + 1), None
 
 
-def content(shard: Shard) -> bytes:
-    """What two replicas agree on: every row with its state and version, and how far every source is."""
-    rows = sorted(
-        (
-            page.table,
-            key,
-            page.values[i].tobytes(),
-            page.state[i].tobytes(),
-            int(page.time[i]),
-            int(page.writer[i]),
-        )
-        for page in shard.state().rows
-        for i, key in enumerate(page.keys.tolist())
-    )
-    return repr((rows, sorted(shard.pushes.progress().items()))).encode()
-
-
-def undisturbed(offsets: int) -> bytes:
-    """The values after ``offsets`` pushes, each applied once."""
-    from sync.clock import HybridClock
-
-    shard = Shard(0, SPECS, 1, HybridClock(lambda: 0))
-    for offset in range(offsets):
-        shard.push(Push(Source("s", 0), offset, offset - 1, None, parts(offset)))
-    return values(shard)
-
-
-def values(shard: Shard) -> bytes:
-    return repr(
-        sorted(
-            (page.table, key, page.values[i].tobytes(), page.state[i].tobytes())
-            for page in shard.state().rows
-            for i, key in enumerate(page.keys.tolist())
-        )
-    ).encode()
-
-
 def check(world: World, trainers: list[Trainer], *, lossless: bool = True) -> None:
     """Let everything settle, and compare."""
     for trainer in trainers:
@@ -131,7 +92,7 @@ def check(world: World, trainers: list[Trainer], *, lossless: bool = True) -> No
         assert values(shards[0]) == undisturbed(applied + 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("replication", ["quorum", "chain"])
 def test_nothing_acknowledged_is_lost_when_one_server_after_another_is_killed(
     replication: Replication, seed: int
@@ -208,7 +169,7 @@ def test_async_replicas_agree_after_a_kill_and_the_loss_is_counted(seed: int) ->
     assert discarded == lost + before - survived
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("replication", "replicas"), [("async", 1), ("quorum", 3), ("chain", 2)])
 def test_a_shard_moves_while_trainers_push(replication: Replication, replicas: int, seed: int) -> None:
     world = World(SPECS, ("a", "b", "c", "d"), replication, seed, shards=4, replicas=replicas)
@@ -243,7 +204,7 @@ def test_a_shard_moves_while_trainers_push(replication: Replication, replicas: i
     assert "one" not in world.nodes[next(n for n in "abcd" if n not in world.place(1).replicas)].of(1)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_move_that_the_store_does_not_confirm_loses_nothing(seed: int) -> None:
     world = World(SPECS, ("a", "b", "c"), "async", seed, shards=2, replicas=1)
     trainers = [Trainer(world, model) for model in MODELS]
@@ -315,6 +276,236 @@ def test_a_leader_without_word_from_the_store_takes_no_pushes() -> None:
     assert leader.cluster.takes_pushes(0) == ""
     world.now_s += 5.1
     assert "nothing was heard of the coordination store" in leader.cluster.takes_pushes(0)
+
+
+@pytest.mark.parametrize(
+    ("replication", "seed"),
+    [("quorum", 7), ("quorum", 11), ("chain", 3), ("chain", 113), ("chain", 182), ("async", 0)],
+)
+def test_whatever_goes_wrong_at_once_the_servers_come_to_agree_and_lose_nothing(
+    replication: Replication, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a shard whose steady replicas are all away is led by one that lost something, to be led at all.
+    monkeypatch.setattr("services.parameter_server.election.RESTARTED_WAIT_S", 60.0)
+    if seed % 4 == 3:
+        monkeypatch.setattr("services.parameter_server.replica.KEPT_BYTES", 8_192)
+    Adversary(replication, seed).run(20)
+
+
+def test_servers_killed_all_at_once_go_on_from_their_disks() -> None:
+    adversary = Adversary("quorum", 3, ("a", "b", "c"))
+    world = adversary.world
+    adversary.pass_time(200)
+    for node in world.nodes.values():
+        node.sync()
+    for name in NAMES:
+        world.kill(name, lease_ends=False)
+    world.lose_disk("b")
+    adversary.heal()
+    adversary.check()
+
+
+def flicker(world: World, leader: str, follower: str) -> None:
+    """The store has no entry of the leader for a moment, in which one follower looks."""
+    node = world.nodes[follower]
+    world.without_store.add(leader)
+    world._leave(leader)
+    node.control.look()
+    node.cluster.turn()
+    assert node.cluster.replicas[0].upstream is None
+    world.without_store.clear()
+    world._register(leader, world.nodes[leader].incarnation)
+
+
+@pytest.mark.parametrize("replication", ["async", "quorum", "chain"])
+def test_who_stopped_following_a_leader_that_was_gone_for_a_moment_follows_again_and_copies_nothing(
+    replication: Replication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.parameter_server.replica.KEPT_BYTES", 4_096)
+    world = World(SPECS, NAMES, replication, 4)
+    trainer = Trainer(world, "one")
+    for _ in range(400):
+        world.tick()
+        trainer.turn()
+    copied = {name: world.nodes[name].cluster.following_counts.copied_rows_total for name in NAMES}
+    leader = world.place().leader
+    flicker(world, leader, next(name for name in NAMES if name != leader))
+    check(world, [trainer])
+    assert copied == {name: world.nodes[name].cluster.following_counts.copied_rows_total for name in NAMES}
+
+
+def test_a_shard_is_not_handed_to_a_process_that_was_started_since_it_had_everything() -> None:
+    world = World(SPECS, ("a", "b"), "async", 5, replicas=1)
+    world.until(lambda: world.leader() is not None)
+    leader = world.leader()
+    assert leader is not None
+    to = "b" if leader.name == "a" else "a"
+    before = world.nodes[to].incarnation
+    world.move(0, to)
+    world.kill(to)
+    world.start(to)
+    fence = world.place().fence
+    for incarnation, led_by in ((before, leader.name), (world.nodes[to].incarnation, to)):
+        leader.control._write(HandOver(0, fence, to, incarnation))
+        assert world.place().leader == led_by
+
+
+def chained(chain: tuple[str, ...], steps: int) -> Replica:
+    """Leader a of a shard with ``steps`` steps, the newest of which is number ``steps`` + 1."""
+    replica = Replica(0, "a", "chain", Place("a", NAMES, 1, 5, chain), Stream(), 7, placed=20)
+    replica.lead()
+    for position in range(1, steps + 1):
+        replica.took("m", delta(position))
+    return replica
+
+
+def test_nothing_is_acknowledged_without_a_server_that_may_stand_in_the_chain_already() -> None:
+    replica = chained(("a", "b"), 3)
+    replica.followers.note("b", 4)
+    replica.followers.note("c", 3)
+    assert replica.to_join_chain(0.0) is None
+    assert (replica.joining, replica.acknowledged) == ("c", 4)
+    replica.took("m", delta(4))
+    replica.followers.note("b", 5)
+    assert replica.acknowledged == 4
+    replica.followers.note("c", 5)
+    assert replica.to_join_chain(0.1) == "c"
+    assert replica.acknowledged == 5
+    replica.took("m", delta(5))
+    replica.followers.note("b", 6)
+    assert replica.to_join_chain(99.0) == "c"
+    assert replica.acknowledged == 5
+    replica.end_joining(100.0)
+    assert replica.acknowledged == 6
+
+
+def test_a_server_that_does_not_come_holds_the_chain_up_for_a_moment_only() -> None:
+    replica = chained(("a", "b"), 3)
+    replica.followers.note("b", 4)
+    replica.followers.note("c", 3)
+    assert replica.to_join_chain(0.0) is None
+    replica.took("m", delta(4))
+    replica.followers.note("b", 5)
+    assert replica.to_join_chain(JOIN_S) is None
+    assert (replica.joining, replica.acknowledged) == (None, 5)
+
+
+def test_who_does_not_know_yet_who_stands_behind_it_speaks_for_nobody() -> None:
+    replica = chained(NAMES, 2)
+    asked = TailShard(0, 7, 3, 3)
+    for epoch, held in ((19, None), (20, 3)):
+        assert replica.tail(asked, "b", epoch, {}) is None
+        assert replica.followers.held.get("b") == held
+
+
+def test_what_does_not_pass_leaves_the_chain_and_those_behind_first() -> None:
+    replica = chained(NAMES, 2)
+    for now_s in (0.0, 1.0, 2.0):
+        replica.followers.note("b", 2)
+        assert replica.stuck_in_chain(now_s, 2.0) == ()
+    replica.followers.note("b", 2)
+    assert replica.stuck_in_chain(3.1, 2.0) == ("c",)
+    assert replica.stuck_in_chain(5.2, 2.0) == ("b",)
+    replica.followers.note("b", 3)
+    assert replica.stuck_in_chain(9.9, 2.0) == ()
+
+
+def test_who_was_restarted_and_lacks_something_is_joined_by_nobody() -> None:
+    replica = Replica(0, "b", "chain", Place("a", NAMES, 1, 5, NAMES), Stream(), 7)
+    assert replica.restarted
+    joining = TailShard(0, 0, 0, 0)
+    assert replica.tail(joining, "c", 1, {}) is None
+    replica.join(9, 3, newest=4)
+    assert replica.tail(joining, "c", 1, {}) is None
+    replica.reached(4)
+    assert replica.tail(joining, "c", 1, {}) is not None
+    # A chain behind it that it has not heard of holds nothing.
+    assert replica.holds() == 4
+    replica.followers.forget("c")
+    assert replica.holds() == 0
+
+
+def test_a_copy_from_another_line_of_steps_is_made_anew() -> None:
+    replica = chained((), 2)
+    at = {"m": (1, 2)}
+    shards = {"m": Shard(0, SPECS, 0, HybridClock(lambda: 0))}
+    found = replica.tail(TailShard(0, 0, 0, -1, at, ["m"], 6), "b", 20, shards)
+    assert found is not None
+    assert found[0].copy == ["m"]
+    assert replica.followers.held["b"] == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agreed"),
+    [
+        ((((1, 1),), 15), (((1, 1), (2, 11)), 20), 10),
+        ((((1, 1), (3, 11)), 15), (((1, 1), (4, 14)), 20), 10),
+        ((((1, 1), (3, 11)), 15), (((1, 1), (3, 11)), 13), 13),
+        ((((2, 1),), 5), (((3, 1),), 5), 0),
+        (((), 0), (((3, 1),), 5), 0),
+    ],
+)
+def test_what_two_lines_of_steps_have_in_common(
+    one: tuple[History, int], other: tuple[History, int], agreed: int
+) -> None:
+    assert common(one, other) == common(other, one) == agreed
+
+
+def test_an_answer_waits_only_for_the_shards_that_took_the_push() -> None:
+    class Answers:
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+
+        def answer(self, call: object, body: bytes, arrays: tuple[np.ndarray, ...] = ()) -> None:
+            self.sent.append(body)
+
+        def fail(self, call: object, code: str, message: str) -> None:
+            raise AssertionError(message)
+
+    answers, stuck = Answers(), {3: (1, 9)}
+    waiting = Acknowledging(
+        answers,  # type: ignore[arg-type]
+        lambda shards: {s: stuck[s] for s in stuck if shards is None or s in shards},
+        lambda pending: not pending,
+    )
+    call = SimpleNamespace(deadline_s=10.0)
+    waiting.answer(call, b"free", shards=[0])  # type: ignore[arg-type]
+    waiting.answer(call, b"stuck", shards=[0, 3])  # type: ignore[arg-type]
+    waiting.answer(call, b"all")  # type: ignore[arg-type]
+    waiting.release(1.0)
+    assert (answers.sent, waiting.waiting) == ([b"free"], 2)
+
+
+def test_a_copy_that_is_not_whole_is_not_saved_over_what_was_there(tmp_path: Path) -> None:
+    def empty(writer: int = 0) -> Shard:
+        return Shard(0, SPECS, writer, HybridClock(), model="one")
+
+    def kept() -> Durability:
+        return Durability(lambda model, shard: ShardFolder(tmp_path, model, shard, 1, 2))
+
+    source = Source("s", 0)
+    durability = kept()
+    held = durability.open("one", 0, empty, lambda head: None)
+    held.shard.lead(1, 1)
+    held.shard.on_delta = lambda step: durability.record(held, step)
+    for offset in range(3):
+        held.shard.push(Push(source, offset, offset - 1, None, parts(offset)))
+    assert durability.finish(10.0)
+    copy = empty(2)
+    copy.push(Push(source, 0, -1, None, parts(0)))
+    held.shard, held.whole = copy, False
+    durability.renew(held)
+    durability.snapshot_now()
+    for _ in range(20):
+        durability.step()
+        time.sleep(0.002)
+    assert durability.finish(0.0)
+    durability.close()
+    again = kept()
+    found = again.open("one", 0, empty, lambda head: None)
+    again.close()
+    assert found.shard.applied(source) == 2
+    assert values(found.shard) == undisturbed(3)
 
 
 def delta(position: int, epoch: int = 1) -> Delta:

@@ -302,6 +302,10 @@ class Adversary:
             found = [world.nodes[name].of(client.shard).get(client.model) for name in place.replicas]
             if len({None if one is None else one.position for one in found}) != 1 or found[0] is None:
                 return False
-            if not all(world.nodes[name].cluster.replicas[client.shard].whole for name in place.replicas):
-                return False
+            for name in place.replicas:
+                replica = world.nodes[name].cluster.replicas[client.shard]
+                # As many steps, but of a deposed leader, are replaced as soon as it has joined.
+                joined = replica.leading or replica.session
+                if not (replica.whole and joined and replica.place.fence == place.fence):
+                    return False
         return True
