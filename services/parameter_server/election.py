@@ -71,8 +71,9 @@ class Election:
 
         ``quorum``: votes of a majority that are *steady*, or of all; after ``RESTARTED_WAIT_S`` of any majority.
         ``chain``: one steady vote, as all in the chain hold what was acknowledged, or the votes of all in it; after
-        ``RESTARTED_WAIT_S`` any. ``async``: one steady vote, after ``RESTARTED_WAIT_S`` any. These two wait
-        ``SILENT_WAIT_S`` for those that are alive, as the one furthest on may be among them.
+        ``RESTARTED_WAIT_S`` any. ``async``: the votes of all that are alive. These two wait for those that
+        are alive, as the one furthest on may be among them: ``SILENT_WAIT_S`` with a steady vote, else
+        ``RESTARTED_WAIT_S``.
         """
         counted = {vote.server: vote for vote in votes if self._counts(vote)}
         voted = [server for server in self._voters() if server in counted]
