@@ -15,8 +15,8 @@ from services.cli.groups import group
 
 if TYPE_CHECKING:
     from services.coordination.contract import Coordination
+    from services.parameter_server.client.summary import ModelSummary, TableSummary
     from services.parameter_server.declarations import Declaration
-    from services.parameter_server.summary import ModelSummary, TableSummary
 
 app = group("Show what the models' parameters take and where they are; move them between servers.")
 app.add_typer(shards.app, name="shards")
@@ -33,7 +33,7 @@ def describe(
     """
     from services.cli.output import note, print_json
     from services.cli.parameters import answered, surveying
-    from services.parameter_server.summary import summarise_model
+    from services.parameter_server.client.summary import summarise_model
 
     options: Options = context.obj
     with surveying(options.settings()) as surveyor:

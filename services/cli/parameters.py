@@ -10,7 +10,7 @@ from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
-    from services.parameter_server.survey import Survey, Surveyor
+    from services.parameter_server.client.survey import Survey, Surveyor
     from services.settings.model import Settings
 
 _START = "Start them with `headwater up`, or name their settings with --config."
@@ -20,8 +20,8 @@ _START = "Start them with `headwater up`, or name their settings with --config."
 def surveying(settings: Settings) -> Iterator[Surveyor]:
     """What looks at the parameter servers. Raises CommandFailed (NOT_RUNNING) where none ever started."""
     from services.backends import open_coordination, open_security
-    from services.parameter_server.directory import MapMissing
-    from services.parameter_server.survey import Surveyor
+    from services.parameter_server.client.directory import MapMissing
+    from services.parameter_server.client.survey import Surveyor
     from services.rpc.client import RpcClient
 
     if settings.coordination.backend == "sqlite" and not settings.data.dir.is_dir():

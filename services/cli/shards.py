@@ -15,8 +15,8 @@ from services.cli.failures import CommandFailed
 from services.cli.groups import HELP_NAMES
 
 if TYPE_CHECKING:
-    from services.parameter_server.moving import Move, Moved
-    from services.parameter_server.summary import ShardSummary
+    from services.parameter_server.client.moving import Move, Moved
+    from services.parameter_server.client.summary import ShardSummary
 
 TIMEOUT_S: Final = 600.0
 
@@ -41,7 +41,7 @@ def show(context: typer.Context) -> None:
         return
     from services.cli.output import note, print_json, print_table
     from services.cli.parameters import answered, surveying
-    from services.parameter_server.summary import summarise_shards
+    from services.parameter_server.client.summary import summarise_shards
 
     options: Options = context.obj
     with surveying(options.settings()) as surveyor:
@@ -88,7 +88,7 @@ def move(
     """
     from services.cli.output import note, print_json, waiting
     from services.cli.parameters import surveying
-    from services.parameter_server.moving import Mover, order
+    from services.parameter_server.client.moving import Mover, order
 
     options: Options = context.obj
     with surveying(options.settings()) as surveyor, _told():
@@ -119,7 +119,7 @@ def rebalance(
     """Move shards, one after another, until each server that is there leads its fair share of them."""
     from services.cli.output import note, print_json, print_table, waiting
     from services.cli.parameters import surveying
-    from services.parameter_server.moving import Mover, fair_moves
+    from services.parameter_server.client.moving import Mover, fair_moves
 
     options: Options = context.obj
     with surveying(options.settings()) as surveyor, _told():
@@ -154,7 +154,7 @@ def _said(moved: Moved) -> str:
 @contextmanager
 def _told() -> Iterator[None]:
     """What went wrong with a move, with what to do about it."""
-    from services.parameter_server.moving import MoveFailed, MoveNotNow, MoveRefused
+    from services.parameter_server.client.moving import MoveFailed, MoveNotNow, MoveRefused
 
     codes = {MoveRefused: Exit.USAGE, MoveNotNow: Exit.NOT_READY}
     try:

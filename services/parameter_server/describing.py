@@ -6,9 +6,9 @@ Nothing looks at rows: every figure is one that is kept anyway, but for an estim
 from __future__ import annotations
 
 from services.parameter_server import messages as wire
-from services.parameter_server.cluster import Cluster
 from services.parameter_server.holdings import Held
 from services.parameter_server.host import Host
+from services.parameter_server.replication.cluster import Cluster
 from sync.table import Table
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.parameter_server.declarations import Declaration, require_same
-from services.parameter_server.offsets import DurableOffsets
+from services.parameter_server.storage.offsets import DurableOffsets
 from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused
 from sync.clock import HybridClock
 from sync.placement import single_shard

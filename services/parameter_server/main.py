@@ -17,17 +17,17 @@ from services.backends import open_coordination, open_security
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member, Registration, wait_for
 from services.coordination.shardmap import ShardMap, read_shard_map, settle_shard_map
-from services.parameter_server.cluster import Cluster, ClusterConfig, Connection
-from services.parameter_server.control import SERVICE, Control
 from services.parameter_server.declarations import read_declarations
-from services.parameter_server.durability import Durability, DurabilityConfig
-from services.parameter_server.election import Replication
 from services.parameter_server.holdings import HostConfig
 from services.parameter_server.host import Host
+from services.parameter_server.replication.cluster import Cluster, ClusterConfig, Connection
+from services.parameter_server.replication.control import SERVICE, Control
+from services.parameter_server.replication.election import Replication
 from services.parameter_server.service import Intervals, ParameterServer
-from services.parameter_server.snapshots import FolderHeld, ShardFolder
+from services.parameter_server.storage.durability import Durability, DurabilityConfig
+from services.parameter_server.storage.snapshots import FolderHeld, ShardFolder
+from services.parameter_server.storage.writer import Pace
 from services.parameter_server.types import ReplicationChanged
-from services.parameter_server.writer import Pace
 from services.rpc.link import Link
 from services.rpc.security import Security
 from services.rpc.server import RpcServer

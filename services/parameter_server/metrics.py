@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.parameter_server.acknowledging import Acknowledging
-from services.parameter_server.cluster import Cluster
-from services.parameter_server.durability import Durability
 from services.parameter_server.host import Host
 from services.parameter_server.parking import Parking
+from services.parameter_server.replication.cluster import Cluster
 from services.parameter_server.steps import StepService
+from services.parameter_server.storage.durability import Durability
 from services.rpc.server import RpcServer
 
 _PREFIX = "headwater_parameters"

@@ -11,17 +11,17 @@ from typing import Final
 
 from services.parameter_server import messages as wire
 from services.parameter_server.acknowledging import Acknowledging
-from services.parameter_server.cluster import Cluster
 from services.parameter_server.describing import describe
-from services.parameter_server.durability import Durability
 from services.parameter_server.expiry import Expiry
 from services.parameter_server.handlers import Rejected, guarded, handle
 from services.parameter_server.host import Answer, Host
 from services.parameter_server.metrics import ServerMetrics, exposition
 from services.parameter_server.parking import MAX_WAIT_S, Checkpoint, Parking, Poll, Tail
+from services.parameter_server.replication.cluster import Cluster
 from services.parameter_server.step_messages import CONTRIBUTE
 from services.parameter_server.steps import METHODS as STEP_METHODS
 from services.parameter_server.steps import StepService
+from services.parameter_server.storage.durability import Durability
 from services.rpc.server import BUSY, Call, RpcServer
 
 TURN_S: Final = 0.005

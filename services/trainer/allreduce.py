@@ -21,7 +21,7 @@ import torch.distributed.distributed_c10d
 
 from models.parameters import Floats
 from services.coordination.contract import Coordination
-from services.parameter_server.step_client import Seat
+from services.parameter_server.client.steps import Seat
 
 KEY: Final = "trainers/meeting"
 LONGEST_S: Final = 60.0

@@ -18,7 +18,7 @@ import msgspec
 
 from services.coordination.contract import Conflict, Coordination, CoordinationError
 from services.coordination.membership import Member, members
-from services.parameter_server.step_client import Seat
+from services.parameter_server.client.steps import Seat
 from services.workers import now_ms
 
 KEY: Final = "trainers/group"

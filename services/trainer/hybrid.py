@@ -25,7 +25,7 @@ import numpy as np
 
 from models.parameters import DENSE, Floats
 from services.messagelog.contract import Record
-from services.parameter_server.step_client import Contributed, Seat, StepClient, StepPush
+from services.parameter_server.client.steps import Contributed, Seat, StepClient, StepPush
 from services.parameter_server.types import IncarnationChanged
 from services.trainer.allreduce import AllReduce, Broken, Meeting
 from services.trainer.feed import Feed

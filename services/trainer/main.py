@@ -17,7 +17,7 @@ from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Registration
 from services.messagelog.contract import Consumer, LogError, MessageLog
 from services.modelling import build_model, open_schema
-from services.parameter_server.step_client import StepClient
+from services.parameter_server.client.steps import StepClient
 from services.parameter_server.types import IncarnationChanged, ParametersUnavailable
 from services.settings.checks import Address
 from services.settings.model import Settings
@@ -128,7 +128,9 @@ class Work:
         if chosen.mode == "hybrid":
             stack.callback(self._meeting.close)
             if not Address(chosen.host, 0).loopback:
-                log.warning("sums between trainers at %s are neither encrypted nor authenticated", chosen.host)
+                log.warning(
+                    "sums between trainers at %s are neither encrypted nor authenticated", chosen.host
+                )
             replica = DenseReplica(table_specs(self._model.needs, self._settings.model)[-1])
             return Hybrid(
                 client, learner, partitions, feed, follower, self._meeting, replica, metrics,

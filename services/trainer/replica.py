@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from models.parameters import Floats
-from services.parameter_server.step_client import DenseState
+from services.parameter_server.client.steps import DenseState
 from sync.clock import HybridClock
 from sync.pushes import Push, Source
 from sync.records import Rows

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from services.messagelog.contract import Record
-from services.parameter_server.step_client import Contributed, Seat, StepClient, StepPush
+from services.parameter_server.client.steps import Contributed, Seat, StepClient, StepPush
 from services.parameter_server.step_messages import ABSTAIN
 from services.parameter_server.types import IncarnationChanged
 from services.trainer.feed import Feed

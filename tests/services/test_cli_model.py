@@ -38,8 +38,9 @@ from services.cli.exits import Exit
 from services.coordination.membership import Member, Registration
 from services.coordination.shardmap import ShardMap, read_shard_map, settle_shard_map
 from services.coordination.sqlite import SqliteCoordination
-from services.parameter_server import ParameterClient, operations
-from services.parameter_server.directory import SERVICE
+from services.parameter_server import ParameterClient
+from services.parameter_server.client import operations
+from services.parameter_server.client.directory import SERVICE
 from services.parameter_server.types import IncarnationChanged
 from services.rpc.server import RpcServer
 from sync.spec import Initialiser, TableSpec

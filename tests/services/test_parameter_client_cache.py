@@ -24,14 +24,14 @@ from support.parameters import (
 
 from models.samples import Watermark
 from services.coordination.shardmap import Place, ShardMap
-from services.parameter_server import operations
-from services.parameter_server.caching import RowCache
-from services.parameter_server.confirmations import MOST, Claim, Confirmations
+from services.parameter_server.client import operations
+from services.parameter_server.client.caching import RowCache
+from services.parameter_server.client.confirmations import MOST, Claim, Confirmations
+from services.parameter_server.client.hotkeys import UNKNOWN, WAYS, HotTable
+from services.parameter_server.client.readers import Choice
+from services.parameter_server.client.routing import Route
 from services.parameter_server.holdings import HostConfig
 from services.parameter_server.host import Host
-from services.parameter_server.hotkeys import UNKNOWN, WAYS, HotTable
-from services.parameter_server.readers import Choice
-from services.parameter_server.routing import Route
 from services.parameter_server.types import Keys, Mark, ParametersRefused, Pulled
 from services.rpc.codec import Reply
 from sync.clock import HybridClock

@@ -20,7 +20,7 @@ from models.samples import Watermark
 from services.coordination.shardmap import Place, ShardMap, assign
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server.client import AsyncParameterClient, ParameterClient
-from services.parameter_server.readers import AVOID_S, Readers, Reading
+from services.parameter_server.client.readers import AVOID_S, Readers, Reading
 from services.parameter_server.types import ParametersUnavailable, Pulled
 
 ANY = Reading("any")

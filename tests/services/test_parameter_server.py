@@ -45,9 +45,9 @@ from services.parameter_server import (
     ParametersUnavailable,
     PushReply,
     ShardChanges,
-    operations,
 )
-from services.parameter_server.directory import SERVICE
+from services.parameter_server.client import operations
+from services.parameter_server.client.directory import SERVICE
 from services.parameter_server.main import run
 from services.rpc import RpcServer
 

@@ -30,9 +30,9 @@ from services.parameter_server import (
     AsyncParameterClient,
     ParameterClient,
     ParametersUnavailable,
-    operations,
 )
-from services.parameter_server.recovery import read_records
+from services.parameter_server.client import operations
+from services.parameter_server.storage.recovery import read_records
 from services.parameter_server.types import Rows
 from sync.records import Delta
 
@@ -221,7 +221,7 @@ def test_a_second_process_of_one_name_waits_its_turn(tmp_path: Path, monkeypatch
     import threading
 
     from services.parameter_server import main
-    from services.parameter_server.snapshots import FolderHeld
+    from services.parameter_server.storage.snapshots import FolderHeld
 
     settings = make_settings(tmp_path, servers=1, shards=SHARDS)
     monkeypatch.setattr(main, "LOCK_S", 0.2)

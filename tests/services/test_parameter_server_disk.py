@@ -19,8 +19,8 @@ from support import disks
 from support.disks import FaultyDisk, Kept, contents, recovered
 from support.parameters import SOURCE
 
-from services.parameter_server.recovery import read_records
-from services.parameter_server.writer import Report
+from services.parameter_server.storage.recovery import read_records
+from services.parameter_server.storage.writer import Report
 
 BACKLOG = 40_000
 """Bytes: about ten of the recorded pushes."""
@@ -110,7 +110,7 @@ class TestFullDisk:
     def test_pushes_while_it_mends_are_durable_with_the_snapshot_or_after_it(
         self, kept: Kept, disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("services.parameter_server.durability.PAGE_BYTES", 10 * 40)
+        monkeypatch.setattr("services.parameter_server.storage.durability.PAGE_BYTES", 10 * 40)
         disk.room = 0
         while kept.durability.given_up == 0:
             kept.push()

@@ -26,8 +26,9 @@ from support.service_process import eventually
 
 from services.coordination.shardmap import ShardMap, change_shard_map, read_shard_map
 from services.coordination.sqlite import SqliteCoordination
-from services.parameter_server import IncarnationChanged, ParameterClient, operations
-from services.parameter_server.election import Replication
+from services.parameter_server import IncarnationChanged, ParameterClient
+from services.parameter_server.client import operations
+from services.parameter_server.replication.election import Replication
 from services.parameter_server.types import Rows
 
 SHARDS = 2

@@ -26,10 +26,10 @@ from support.parameters import (
 
 from models.samples import Watermark
 from services.parameter_server import messages as wire
-from services.parameter_server import operations
+from services.parameter_server.client import operations
+from services.parameter_server.client.routing import Route
 from services.parameter_server.declarations import Declaration, decode_declaration, encode_declaration
 from services.parameter_server.handlers import Rejected
-from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     IncarnationChanged,
     Mark,

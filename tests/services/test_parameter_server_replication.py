@@ -13,13 +13,13 @@ from support.cluster import World
 
 from services.coordination.shardmap import Place
 from services.parameter_server.acknowledging import Acknowledging
-from services.parameter_server.cluster import HandOver
-from services.parameter_server.durability import Durability
-from services.parameter_server.election import Election, Replication, Vote
 from services.parameter_server.messages import TailShard
-from services.parameter_server.replica import JOIN_S, Replica
-from services.parameter_server.replication import Followers, Step, Stream, common, contains
-from services.parameter_server.snapshots import ShardFolder
+from services.parameter_server.replication.cluster import HandOver
+from services.parameter_server.replication.election import Election, Replication, Vote
+from services.parameter_server.replication.replica import JOIN_S, Replica
+from services.parameter_server.replication.streams import Followers, Step, Stream, common, contains
+from services.parameter_server.storage.durability import Durability
+from services.parameter_server.storage.snapshots import ShardFolder
 from sync.clock import HybridClock
 from sync.pushes import Push, Source
 from sync.records import Delta, History
@@ -252,7 +252,7 @@ def test_a_move_to_a_server_that_dies_holds_nothing_up() -> None:
 
 
 def test_a_replica_far_behind_copies_the_shard_while_pushes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.parameter_server.replica.KEPT_BYTES", 4_096)
+    monkeypatch.setattr("services.parameter_server.replication.replica.KEPT_BYTES", 4_096)
     world = World(SPECS, NAMES, "quorum", 3)
     trainers = [Trainer(world, model) for model in MODELS]
     world.until(lambda: world.leader() is not None)
@@ -286,9 +286,9 @@ def test_whatever_goes_wrong_at_once_the_servers_come_to_agree_and_lose_nothing(
     replication: Replication, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else a shard whose steady replicas are all away is led by one that lost something, to be led at all.
-    monkeypatch.setattr("services.parameter_server.election.RESTARTED_WAIT_S", 60.0)
+    monkeypatch.setattr("services.parameter_server.replication.election.RESTARTED_WAIT_S", 60.0)
     if seed % 4 == 3:
-        monkeypatch.setattr("services.parameter_server.replica.KEPT_BYTES", 8_192)
+        monkeypatch.setattr("services.parameter_server.replication.replica.KEPT_BYTES", 8_192)
     Adversary(replication, seed).run(20)
 
 
@@ -321,7 +321,7 @@ def flicker(world: World, leader: str, follower: str) -> None:
 def test_who_stopped_following_a_leader_that_was_gone_for_a_moment_follows_again_and_copies_nothing(
     replication: Replication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.parameter_server.replica.KEPT_BYTES", 4_096)
+    monkeypatch.setattr("services.parameter_server.replication.replica.KEPT_BYTES", 4_096)
     world = World(SPECS, NAMES, replication, 4)
     trainer = Trainer(world, "one")
     for _ in range(400):

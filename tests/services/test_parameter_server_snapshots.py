@@ -13,12 +13,17 @@ import pytest
 from support.disks import FaultyDisk, Kept, contents, recovered
 from support.parameters import ALL_KEYS, SOURCE, Fleet, gradients, recorded
 
-from services.parameter_server import operations
-from services.parameter_server.offsets import DurableOffsets
-from services.parameter_server.recovery import read_records, recover
-from services.parameter_server.snapshots import LayoutChanged, OtherVersion, ShardFolder, SnapshotsLost
+from services.parameter_server.client import operations
+from services.parameter_server.storage.offsets import DurableOffsets
+from services.parameter_server.storage.recovery import read_records, recover
+from services.parameter_server.storage.snapshots import (
+    LayoutChanged,
+    OtherVersion,
+    ShardFolder,
+    SnapshotsLost,
+)
+from services.parameter_server.storage.writer import Pace
 from services.parameter_server.types import ModelMismatch
-from services.parameter_server.writer import Pace
 from sync.pushes import NOTHING, Progress, Source
 from sync.records import Delta, End, Head
 from sync.snapshot import encode_record
@@ -125,7 +130,7 @@ class TestSnapshots:
     def test_a_copy_that_pushes_interrupt_is_whole_by_the_log(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("services.parameter_server.durability.PAGE_BYTES", 10 * 40)
+        monkeypatch.setattr("services.parameter_server.storage.durability.PAGE_BYTES", 10 * 40)
         kept = Kept(tmp_path)
         kept.push(4)
         kept.durability.snapshot_now()
@@ -213,7 +218,7 @@ class TestSnapshots:
     def test_it_is_named_only_once_its_log_is_synced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("services.parameter_server.durability.PAGE_BYTES", 10 * 40)
+        monkeypatch.setattr("services.parameter_server.storage.durability.PAGE_BYTES", 10 * 40)
         disk = FaultyDisk()
         kept = Kept(tmp_path, 1, disk, pace=Pace(fsync_s=3_600.0))
         kept.push(5)
@@ -234,7 +239,7 @@ class TestSnapshots:
         assert not half.exists()
 
     def test_the_loop_copies_a_page_a_turn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("services.parameter_server.durability.PAGE_BYTES", 10 * 40)
+        monkeypatch.setattr("services.parameter_server.storage.durability.PAGE_BYTES", 10 * 40)
         copied: list[int] = []
         kept = Kept(tmp_path)
         kept.push(10)

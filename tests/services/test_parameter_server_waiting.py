@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support.parameters import Fleet, gradients, recorded
 
 from services.parameter_server import messages as wire
-from services.parameter_server import operations
+from services.parameter_server.client import operations
+from services.parameter_server.client.retries import judge, pause_s
 from services.parameter_server.handlers import Rejected
 from services.parameter_server.host import Answer
 from services.parameter_server.parking import Checkpoint, Parking, Poll
-from services.parameter_server.retries import judge, pause_s
 from services.parameter_server.types import (
     IncarnationChanged,
     ModelMismatch,

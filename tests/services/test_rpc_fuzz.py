@@ -34,12 +34,12 @@ from support.parameters import (
 from support.rpc import serving, until
 
 from services.parameter_server import messages as wire
-from services.parameter_server import operations
-from services.parameter_server.caching import RowCache
+from services.parameter_server.client import operations
+from services.parameter_server.client.caching import RowCache
+from services.parameter_server.client.readers import Choice
 from services.parameter_server.declarations import Declaration, encode_declaration
 from services.parameter_server.handlers import _HANDLERS, Rejected, guarded, handle
 from services.parameter_server.holdings import MAX_MODELS
-from services.parameter_server.readers import Choice
 from services.rpc import (
     Failure,
     KeyPair,

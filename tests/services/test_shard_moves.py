@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.coordination.membership import Member
 from services.coordination.shardmap import Place, ShardMap
-from services.parameter_server.moving import MoveNotNow, MoveRefused, fair_moves, ordered
+from services.parameter_server.client.moving import MoveNotNow, MoveRefused, fair_moves, ordered
 
 NAMES = ("a", "b", "c", "d")
 

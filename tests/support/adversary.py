@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from support.cluster import Node, World
 
-from services.parameter_server.election import Replication
+from services.parameter_server.replication.election import Replication
 from sync.clock import HybridClock
 from sync.pushes import Push, Source
 from sync.shard import Shard

@@ -14,12 +14,12 @@ from services.coordination.membership import Member, member_key
 from services.coordination.shardmap import KEY as MAP_KEY
 from services.coordination.shardmap import Place, ShardMap, assign, change_shard_map, read_shard_map
 from services.parameter_server import messages as wire
-from services.parameter_server.cluster import Cluster, ClusterConfig, Connection
-from services.parameter_server.control import Control
 from services.parameter_server.declarations import Declaration
-from services.parameter_server.election import Replication
-from services.parameter_server.following import Foreign
 from services.parameter_server.holdings import Held, Holdings, HostConfig
+from services.parameter_server.replication.cluster import Cluster, ClusterConfig, Connection
+from services.parameter_server.replication.control import Control
+from services.parameter_server.replication.election import Replication
+from services.parameter_server.replication.following import Foreign
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Failure, Reply, Request
 from sync.clock import HybridClock

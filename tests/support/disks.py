@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from services.parameter_server import operations
-from services.parameter_server.durability import Durability, DurabilityConfig
-from services.parameter_server.files import Buffer, Disk
+from services.parameter_server.client import operations
 from services.parameter_server.holdings import Held
-from services.parameter_server.recovery import recover
-from services.parameter_server.snapshots import ShardFolder
+from services.parameter_server.storage.durability import Durability, DurabilityConfig
+from services.parameter_server.storage.files import Buffer, Disk
+from services.parameter_server.storage.recovery import recover
+from services.parameter_server.storage.snapshots import ShardFolder
+from services.parameter_server.storage.writer import Pace
 from services.parameter_server.types import PushReply
-from services.parameter_server.writer import Pace
 from sync.clock import HybridClock
 from sync.records import Rows
 from sync.shard import Shard

@@ -20,7 +20,7 @@ from models.samples import MicroBatch, encode_batch
 from models.training import RecommenderModel
 from services.backends import open_coordination
 from services.messagelog.contract import Record, TopicPartition
-from services.parameter_server.step_client import Seat, StepClient
+from services.parameter_server.client.steps import Seat, StepClient
 from services.settings.model import DataSettings, ParameterSettings, Settings
 from services.trainer.allreduce import Meeting
 from services.trainer.feed import Feed

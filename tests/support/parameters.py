@@ -21,16 +21,16 @@ from services.coordination import Member, ShardMap
 from services.coordination.shardmap import assign
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server.client import ParameterClient
+from services.parameter_server.client.directory import Directory
+from services.parameter_server.client.operations import Gradients, Operation
+from services.parameter_server.client.routing import Route
 from services.parameter_server.declarations import Declaration
-from services.parameter_server.directory import Directory
-from services.parameter_server.election import Replication
 from services.parameter_server.handlers import handle
 from services.parameter_server.holdings import Held, HostConfig, Keeper
 from services.parameter_server.host import Host
 from services.parameter_server.messages import pack
-from services.parameter_server.offsets import DurableOffsets
-from services.parameter_server.operations import Gradients, Operation
-from services.parameter_server.routing import Route
+from services.parameter_server.replication.election import Replication
+from services.parameter_server.storage.offsets import DurableOffsets
 from services.parameter_server.types import Keys, Rows
 from services.rpc.codec import Reply, Request, decode, encode
 from services.settings.model import CoordinationSettings, DataSettings, ParameterSettings, Settings

@@ -16,7 +16,7 @@ from services.catalogue import Catalogue
 from services.coordination.contract import Coordination
 from services.modelling import build_model
 from services.parameter_server.client import AsyncParameterClient
-from services.parameter_server.readers import Reading
+from services.parameter_server.client.readers import Reading
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from services.parameter_server import messages as wire
-from services.parameter_server.replica import Replica, Shards
-from services.parameter_server.replication import common, contains
+from services.parameter_server.replication.replica import Replica, Shards
+from services.parameter_server.replication.streams import common, contains
 from services.parameter_server.types import ParameterError
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Reply

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from services.parameter_server.confirmations import MOST, Claim, Confirmations
-from services.parameter_server.hotkeys import WAYS, HotCounts, HotTable, Known, Numbers, Versions
-from services.parameter_server.readers import Reading
-from services.parameter_server.routing import Changed, Route
+from services.parameter_server.client.confirmations import MOST, Claim, Confirmations
+from services.parameter_server.client.hotkeys import WAYS, HotCounts, HotTable, Known, Numbers, Versions
+from services.parameter_server.client.readers import Reading
+from services.parameter_server.client.routing import Changed, Route
 from services.parameter_server.types import Keys, Rows
 
 Places = npt.NDArray[np.intp]

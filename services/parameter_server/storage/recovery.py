@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.parameter_server.snapshots import Numbered, OtherVersion, ShardFolder, SnapshotsLost
+from services.parameter_server.storage.snapshots import Numbered, OtherVersion, ShardFolder, SnapshotsLost
 from sync.errors import OtherFormat, OutOfOrder, PeerFault, RecordDamaged, SnapshotDamaged
 from sync.records import Delta, End, Graves, Head, Record, Rows
 from sync.shard import Shard

@@ -19,7 +19,7 @@ import msgspec
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member, members
 from services.coordination.shardmap import Place, ShardMap, change_shard_map, read_shard_map
-from services.parameter_server.cluster import (
+from services.parameter_server.replication.cluster import (
     Cluster,
     ClusterConfig,
     HandOver,
@@ -31,7 +31,7 @@ from services.parameter_server.cluster import (
     Stand,
     Standing,
 )
-from services.parameter_server.election import (
+from services.parameter_server.replication.election import (
     PREFIX,
     Election,
     Vote,

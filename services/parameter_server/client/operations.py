@@ -14,11 +14,11 @@ import numpy as np
 
 from models.samples import Watermark
 from services.parameter_server import messages as wire
-from services.parameter_server.caching import RowCache
-from services.parameter_server.confirmations import Claim
+from services.parameter_server.client.caching import RowCache
+from services.parameter_server.client.confirmations import Claim
+from services.parameter_server.client.readers import Choice
+from services.parameter_server.client.routing import PullPlan, Route, plan_pull, plan_push
 from services.parameter_server.declarations import Declaration, encode_declaration
-from services.parameter_server.readers import Choice
-from services.parameter_server.routing import PullPlan, Route, plan_pull, plan_push
 from services.parameter_server.types import (
     Applied,
     Bound,

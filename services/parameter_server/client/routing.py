@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.coordination.shardmap import ShardMap
+from services.parameter_server.client.hotkeys import UNKNOWN, Flags, Versions
 from services.parameter_server.declarations import Declaration
-from services.parameter_server.hotkeys import UNKNOWN, Flags, Versions
 from services.parameter_server.messages import Part
 from services.parameter_server.types import Keys, ParametersRefused, Rows
 from services.rpc.codec import Array

@@ -20,10 +20,10 @@ import msgspec
 from services.coordination.membership import Member
 from services.coordination.shardmap import Place, ShardMap
 from services.parameter_server import messages as wire
-from services.parameter_server.election import Replication
-from services.parameter_server.following import Following, FollowingCounts, Foreign
-from services.parameter_server.replica import JOIN_S, Replica, Shards, copy_page
-from services.parameter_server.replication import Stream
+from services.parameter_server.replication.election import Replication
+from services.parameter_server.replication.following import Following, FollowingCounts, Foreign
+from services.parameter_server.replication.replica import JOIN_S, Replica, Shards, copy_page
+from services.parameter_server.replication.streams import Stream
 from services.parameter_server.types import ParametersRefused
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Failure, Reply

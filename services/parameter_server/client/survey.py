@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from services.coordination.contract import Coordination
 from services.coordination.membership import Member, members
 from services.coordination.shardmap import ShardMap, read_shard_map
-from services.parameter_server import operations
-from services.parameter_server.directory import SERVICE, MapMissing
+from services.parameter_server.client import operations
+from services.parameter_server.client.directory import SERVICE, MapMissing
 from services.parameter_server.messages import HeldShard
 from services.parameter_server.types import ServerDescription
 from services.rpc.client import RpcClient

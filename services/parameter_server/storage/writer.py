@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from services.parameter_server.shardlog import ShardLog
+from services.parameter_server.storage.shardlog import ShardLog
 from sync.records import Delta, Graves, Head, Rows
 
 COMPLAIN_S: Final = 30.0

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from services.parameter_server.files import Disk, GrowingFile
+from services.parameter_server.storage.files import Disk, GrowingFile
 
 SNAPSHOT: Final = ".snapshot"
 LOG: Final = ".log"

@@ -10,16 +10,23 @@ from typing import TypeVar
 
 from models.samples import Watermark
 from services.coordination.contract import Coordination, CoordinationError
-from services.parameter_server import operations
-from services.parameter_server.aio import AsyncParameterClient
-from services.parameter_server.caching import open_cache
+from services.parameter_server.client import operations
+from services.parameter_server.client.caching import open_cache
+from services.parameter_server.client.directory import Directory, MapMissing, same_process
+from services.parameter_server.client.hotkeys import HotCounts
+from services.parameter_server.client.operations import Operation
+from services.parameter_server.client.readers import FROM_LEADERS, Readers, Reading
+from services.parameter_server.client.retries import (
+    ELSEWHERE_S,
+    LOOK_S,
+    RESEND_S,
+    Elsewhere,
+    Replan,
+    judge,
+    pause_s,
+)
+from services.parameter_server.client.routing import Route
 from services.parameter_server.declarations import Declaration, settle_declaration
-from services.parameter_server.directory import Directory, MapMissing, same_process
-from services.parameter_server.hotkeys import HotCounts
-from services.parameter_server.operations import Operation
-from services.parameter_server.readers import FROM_LEADERS, Readers, Reading
-from services.parameter_server.retries import ELSEWHERE_S, LOOK_S, RESEND_S, Elsewhere, Replan, judge, pause_s
-from services.parameter_server.routing import Route
 from services.parameter_server.types import (
     Applied,
     Bound,
@@ -38,8 +45,6 @@ from services.rpc.errors import QueueFull
 from services.rpc.security import Security
 from sync.pushes import Source
 from sync.spec import TableSpec
-
-__all__ = ["AsyncParameterClient", "ParameterClient"]
 
 T = TypeVar("T")
 

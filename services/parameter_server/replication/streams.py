@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from services.coordination.shardmap import Place
-from services.parameter_server.election import Replication
+from services.parameter_server.replication.election import Replication
 from sync.records import Delta, History
 
 KEPT_BYTES: Final = 64 * 2**20

@@ -14,8 +14,8 @@ from services.coordination.shardmap import ShardMap
 from services.parameter_server import messages as wire
 from services.parameter_server import step_messages as steps
 from services.parameter_server.client import ParameterClient
-from services.parameter_server.operations import Operation, Replies, pushed, read
-from services.parameter_server.routing import Route, plan_push
+from services.parameter_server.client.operations import Operation, Replies, pushed, read
+from services.parameter_server.client.routing import Route, plan_push
 from services.parameter_server.types import Bound, Keys, ParametersRefused, PushReply, Rows
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from services.parameter_server import messages as wire
-from services.parameter_server.operations import raise_failure
+from services.parameter_server.client.operations import raise_failure
 from services.rpc.codec import Failure, Reply
 from services.rpc.server import BUSY, LATE
 

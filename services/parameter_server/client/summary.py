@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from services.parameter_server.client.survey import Survey
 from services.parameter_server.declarations import Declaration
 from services.parameter_server.messages import HeldModel, HeldTable
-from services.parameter_server.survey import Survey
 from sync.spec import TableSpec
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from services.parameter_server.files import GrowingFile
-from services.parameter_server.snapshots import TEMPORARY, ShardFolder
+from services.parameter_server.storage.files import GrowingFile
+from services.parameter_server.storage.snapshots import TEMPORARY, ShardFolder
 from sync.records import Delta, End, Graves, Head, Rows
 from sync.snapshot import encode_record
 

@@ -11,8 +11,8 @@ import msgspec
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member, members
 from services.coordination.shardmap import ShardMap, read_shard_map
+from services.parameter_server.client.routing import Route
 from services.parameter_server.declarations import Declaration, read_declaration
-from services.parameter_server.routing import Route
 from services.parameter_server.types import ModelUnknown
 
 SERVICE: Final = "parameter-server"

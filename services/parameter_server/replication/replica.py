@@ -10,8 +10,8 @@ import numpy as np
 
 from services.coordination.shardmap import Place
 from services.parameter_server import messages as wire
-from services.parameter_server.election import Replication
-from services.parameter_server.replication import (
+from services.parameter_server.replication.election import Replication
+from services.parameter_server.replication.streams import (
     BEGINNING,
     KEPT_BYTES,
     Followers,

@@ -19,9 +19,9 @@ from typing import Final
 from services.coordination.contract import Coordination
 from services.coordination.membership import Member, members
 from services.coordination.shardmap import ShardMap, change_shard_map
-from services.parameter_server.directory import SERVICE, MapMissing
-from services.parameter_server.election import leaderless
-from services.parameter_server.survey import Survey, Surveyor
+from services.parameter_server.client.directory import SERVICE, MapMissing
+from services.parameter_server.client.survey import Survey, Surveyor
+from services.parameter_server.replication.election import leaderless
 from services.parameter_server.types import ParameterError
 
 LOOK_S: Final = 0.1

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from services.parameter_server.holdings import Held
-from services.parameter_server.offsets import DurableOffsets
-from services.parameter_server.recovery import Check, recover
-from services.parameter_server.shardlog import ShardLog
-from services.parameter_server.snapshots import ShardFolder
-from services.parameter_server.writer import Pace, Report, Writer
+from services.parameter_server.storage.offsets import DurableOffsets
+from services.parameter_server.storage.recovery import Check, recover
+from services.parameter_server.storage.shardlog import ShardLog
+from services.parameter_server.storage.snapshots import ShardFolder
+from services.parameter_server.storage.writer import Pace, Report, Writer
 from sync.records import Delta
 from sync.shard import FIRST_PAGE, PAGE_ROWS, PageCursor, Shard
 
