@@ -22,7 +22,7 @@ from services.coordination import (
     wait_for,
 )
 from services.coordination.membership import member_key
-from services.coordination.shardmap import KEY, assign
+from services.coordination.shardmap import KEY, assign, change_shard_map
 from services.coordination.sqlite import SqliteCoordination
 
 
@@ -117,17 +117,52 @@ def test_shards_are_dealt_evenly_whatever_the_order_of_names(names: set[str], sh
     assert {shard for name in names for shard in dealt.owned_by(name)} == set(range(shards))
 
 
-def test_a_map_needs_a_shard_for_every_server() -> None:
-    with pytest.raises(ValueError, match="2 shards cannot be dealt to 3 servers"):
-        assign(["a", "b", "c"], 2)
-    with pytest.raises(ValueError, match="0 servers"):
+def test_a_map_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 shards cannot be dealt to 0 servers"):
         assign([], 2)
+    with pytest.raises(ValueError, match="0 shards"):
+        assign(["a"], 0)
+    with pytest.raises(ValueError, match="3 replicas of a shard need as many servers; there are 2"):
+        assign(["a", "b"], 4, 3)
+
+
+def test_servers_without_a_shard_are_spare() -> None:
+    dealt = assign(["a", "b", "c"], 2)
+    assert dealt.servers == ("a", "b")
+    assert dealt.held_by("c") == ()
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.booleans())
+def test_replicas_of_a_shard_are_on_servers_of_their_own(replicas: int, shards: int, chained: bool) -> None:
+    dealt = assign("abcde", shards, replicas, chained=chained)
+    for place in dealt.places:
+        assert len(set(place.replicas)) == replicas
+        assert place.leader == place.replicas[0]
+        assert place.chain == (place.replicas if chained else ())
+
+
+def test_a_changed_map_grows_its_epoch_and_a_late_change_sees_the_newest(store: SqliteCoordination) -> None:
+    first = settle_shard_map(store, ["a", "b"], 2)
+    other = change_shard_map(store, lambda now: now.change({}, {0: "b"}))
+    seen: list[int] = []
+
+    def change(now: ShardMap) -> ShardMap:
+        if not seen:
+            change_shard_map(store, lambda newest: newest.change({}, {1: "a"}))
+        seen.append(now.epoch)
+        return now.change({}, {}, least_epoch=9)
+
+    assert other is not None
+    last = change_shard_map(store, change)
+    assert last is not None
+    assert (first.epoch, other.epoch, seen, last.epoch) == (1, 2, [2, 3], 9)
+    assert change_shard_map(store, lambda now: None) == last
 
 
 def test_the_first_map_stays(store: SqliteCoordination) -> None:
     assert read_shard_map(store) is None
     first = settle_shard_map(store, ["b", "a"], 4)
-    assert first == ShardMap(1, ("a", "b", "a", "b"))
+    assert (first.epoch, first.servers) == (1, ("a", "b", "a", "b"))
     assert settle_shard_map(store, ["c"], 9) == first
     assert read_shard_map(store) == first
 
