@@ -15,7 +15,7 @@ from services.backends import open_coordination, open_security
 from services.coordination.contract import Coordination
 from services.coordination.membership import members
 from services.parameter_server.client import ParameterClient
-from services.parameter_server.readers import Reading
+from services.parameter_server.client.readers import Reading
 from services.settings.load import load_settings
 from sync.pushes import Source
 from sync.spec import TableSpec

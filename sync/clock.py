@@ -36,9 +36,9 @@ class HybridClock:
         """The physical clock that this one follows, microseconds; for ages, never for versions."""
         return self._physical()
 
-    def tick(self, seen: int = 0) -> int:
-        """Issue 1 + max(physical, last issued or observed, ``seen``)."""
-        self._last = 1 + max(self._physical(), self._last, seen)
+    def tick(self) -> int:
+        """Issue 1 + max(physical, last issued or observed)."""
+        self._last = 1 + max(self._physical(), self._last)
         return self._last
 
     def observe(self, version_time: int) -> None:

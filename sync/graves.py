@@ -50,14 +50,6 @@ class Graveyard:
             ring.ring_sequences, ring.ring_slots,
         )  # fmt: skip
 
-    def newest(self, keys: Keys) -> int:
-        """The newest time of death among ``keys`` [N], 0 if none of them is buried."""
-        if not len(self._index):
-            return 0
-        slots, _ = self._index.find(keys)
-        known = slots[slots >= 0]
-        return int(self._columns.version_time[known].max()) if len(known) else 0
-
     def exhume(self, keys: Keys) -> None:
         """Forget those of ``keys`` [N] that are buried: they live again."""
         if not len(self._index):

@@ -63,13 +63,11 @@ class Total:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A total that may be applied. ``slots`` [U]: negative where no row exists yet, ``missing`` of them;
-    ``newest``: the newest version time among the keys' rows and graves; ``counted``: the keys without a row
-    whose pushes were counted for admission."""
+    ``counted``: the keys without a row whose pushes were counted for admission."""
 
     total: Total
     slots: Slots
     missing: int
-    newest: int
     counted: Keys | None = None
 
 
@@ -209,11 +207,7 @@ class Table:
         slots, missing = self._index.find(total.keys)
         self._index.reserve(missing)
         self._columns.reserve(self._index.slots + missing)
-        known = slots[slots >= 0] if missing else slots
-        newest = int(self._columns.version_time[known].max()) if len(known) else 0
-        if missing:
-            newest = max(newest, self.graves.newest(total.keys[slots < 0]))
-        return Prepared(total, slots, missing, newest)
+        return Prepared(total, slots, missing)
 
     def admit(self, part: Prepared) -> Prepared:
         """Leave out the keys that have no row and were not pushed often enough yet for the table's
@@ -226,7 +220,7 @@ class Table:
         self.counts.unadmitted_rows_total += len(kept) - int(kept.sum())
         slots = part.slots[kept]
         total = Total(total.keys[kept], total.gradients[kept], total.squares[kept])
-        return Prepared(total, slots, int((slots < 0).sum()), part.newest, counted)
+        return Prepared(total, slots, int((slots < 0).sum()), counted)
 
     def apply(self, part: Prepared, time: int, writer: int, sequence: int) -> Touched:
         """Write a part: new rows start at their initial values with zero state, the optimiser steps, every
@@ -251,10 +245,6 @@ class Table:
         )
         self.bury(graves, sequence)
         return graves
-
-    def newest(self, keys: Keys) -> int:
-        """The newest version time among the rows of ``keys`` ``[N]``, 0 if none is stored."""
-        return int(self.versions(keys)[0].max(initial=0))
 
     def bury(self, graves: Graves, sequence: int) -> None:
         """Take over deletions; they change with the numbers after ``sequence``."""

@@ -270,17 +270,23 @@ def _rows(table: str, shape: tuple[int, int, int], arrays: Iterator[Array]) -> R
         _keys(count, arrays),
         _floats((count, dim), arrays),
         _floats((count, state), arrays),
-        _keys(count, arrays),
+        _times(count, arrays),
         _writers(count, arrays),
     )
 
 
 def _graves(table: str, count: int, arrays: Iterator[Array]) -> Graves:
-    return Graves(table, _keys(count, arrays), _keys(count, arrays), _writers(count, arrays))
+    return Graves(table, _keys(count, arrays), _times(count, arrays), _writers(count, arrays))
 
 
 def _keys(count: int, arrays: Iterator[Array]) -> Keys:
     return _array(np.dtype(np.uint64), (count,), arrays).view(np.uint64)
+
+
+def _times(count: int, arrays: Iterator[Array]) -> Keys:
+    times = _keys(count, arrays)
+    _natural(int(times.max(initial=0)))
+    return times
 
 
 def _writers(count: int, arrays: Iterator[Array]) -> npt.NDArray[np.uint32]:
