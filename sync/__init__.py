@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sync.changes import Cursor
     from sync.clock import HybridClock, system_time_us
+    from sync.dense import DenseValues
     from sync.errors import (
         BadPush,
         BadShape,
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from sync.placement import shard_of, single_shard
     from sync.pushes import Push, PushOutcome, PushTable, Source, Watermark
     from sync.records import Delta, Graves, Head, Rows
-    from sync.shard import Changes, DenseValues, Shard, ShardState
+    from sync.shard import Shard, ShardState
     from sync.snapshot import decode, encode, encode_buffers
     from sync.spec import Initialiser, Optimiser, Segment, TableSpec
+    from sync.stream import Changes
     from sync.warm import warm_up
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
 _HOMES: Final = {
     "changes": ("Cursor",),
     "clock": ("HybridClock", "system_time_us"),
+    "dense": ("DenseValues",),
     "errors": (
         "BadPush", "BadShape", "BadSpec", "OutOfOrder", "PeerFault", "RecordDamaged", "SnapshotDamaged",
         "SyncError", "TableFull", "TooManySources", "UnknownTable",
@@ -82,9 +85,10 @@ _HOMES: Final = {
     "placement": ("shard_of", "single_shard"),
     "pushes": ("Push", "PushOutcome", "PushTable", "Source", "Watermark"),
     "records": ("Delta", "Graves", "Head", "Rows"),
-    "shard": ("Changes", "DenseValues", "Shard", "ShardState"),
+    "shard": ("Shard", "ShardState"),
     "snapshot": ("decode", "encode", "encode_buffers"),
     "spec": ("Initialiser", "Optimiser", "Segment", "TableSpec"),
+    "stream": ("Changes",),
     "warm": ("warm_up",),
 }  # fmt: skip
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}

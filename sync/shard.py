@@ -11,7 +11,7 @@ Every step is numbered (``position``) and can be had as a ``Delta`` (``on_delta`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,13 @@ import numpy.typing as npt
 from sync.changes import BEGINNING, Cursor
 from sync.clock import HybridClock
 from sync.columns import MAX_ROWS
+from sync.dense import DenseValues, Generations, live_values
 from sync.errors import BadPush, BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable
 from sync.pushes import NOTHING, Push, PushOutcome, PushTable, Source, Watermark
 from sync.records import Delta, Graves, Head, History
 from sync.records import Rows as StoredRows
 from sync.spec import TableSpec
+from sync.stream import Changes, changes_after
 from sync.table import Prepared, Refused, Table, Touched
 
 Keys = npt.NDArray[np.uint64]
@@ -36,37 +38,6 @@ PAGE_ROWS = 65_536
 PageCursor = tuple[int, bool, int]
 """Which table by number, whether of its graves, and from which slot on."""
 FIRST_PAGE: PageCursor = (0, False, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Rows that changed, each once and at its newest value; deleted ones at their initial value.
-
-    ``parts``: table → (keys [N] uint64, rows [N, dim] float32). ``cursor``: where to go on. ``complete``:
-    nothing of the asked tables is left; else ask again at once. ``reset``: the cursor was of another
-    incarnation, or older than what is known of deletions, so everything stored is told again.
-    ``watermarks``: what the reader now has seen; empty unless ``complete``.
-    """
-
-    parts: dict[str, tuple[Keys, Rows]]
-    cursor: Cursor
-    complete: bool
-    reset: bool
-    watermarks: dict[tuple[str, int], Watermark]
-
-
-@dataclass(frozen=True, slots=True)
-class DenseValues:
-    """All rows of a single table, read-only: float32 [rows, dim].
-
-    ``generation`` grows with each publication that changed something (0: the initial values). Two
-    incarnations may publish different values under one number; readers compare both.
-    """
-
-    generation: int
-    incarnation: int
-    values: Rows
-    watermarks: dict[tuple[str, int], Watermark]
 
 
 @dataclass(slots=True)
@@ -105,7 +76,7 @@ class Shard:
     """
 
     __slots__ = (
-        "_dense", "_dense_sequence", "_floor", "_generations", "_history", "_max_graves", "_sequence", "_tables",
+        "_floor", "_generations", "_history", "_max_graves", "_sequence", "_tables",
         "clock", "counts", "epoch", "epochs", "fingerprint", "knowledge", "model", "on_delta", "position",
         "pushes", "shard_id", "touched", "writer",
     )  # fmt: skip
@@ -149,9 +120,7 @@ class Shard:
         self._history: list[tuple[int, int]] = []
         self._sequence = BEGINNING
         self._floor = BEGINNING
-        self._dense: dict[str, DenseValues] = {}
-        self._dense_sequence: dict[str, int] = {}
-        self._generations: dict[str, int] = {}
+        self._generations = Generations()
 
     @property
     def incarnation(self) -> int:
@@ -311,40 +280,8 @@ class Shard:
         """
         if limit < 1:
             raise ValueError(f"limit {limit} is not at least 1")
-        known = cursor.floor == self._floor or cursor.sequence >= self._floor
-        inside = BEGINNING <= cursor.sequence <= self._sequence
-        reset = cursor.incarnation != self.incarnation or not (known and inside)
-        if reset or (0 <= cursor.table < len(tables) and cursor.slot >= 0):
-            # Asking for the oldest changes of all would look at every row for every page.
-            start = Cursor(self.incarnation, self._sequence, self._floor, 0, 0) if reset else cursor
-            return self._all_rows(start, tables, limit, reset=reset)
-        after = cursor.sequence
-        # A table's oldest changes suffice: the oldest of all tables together are among them.
-        found = {name: self.table(name).changed_after(after, limit + 1) for name in tables}
-        numbers = np.concatenate([sequences for sequences, _ in found.values()] or [np.zeros(0, np.int64)])
-        complete = len(numbers) <= limit
-        last = self._sequence if complete else int(np.partition(numbers, limit - 1)[limit - 1])
-        parts = {}
-        for name, (sequences, slots) in found.items():
-            kept = slots[: np.searchsorted(sequences, last, side="right")]
-            if len(kept):
-                parts[name] = self.table(name).read(kept)
-        watermarks = self.watermarks() if complete else {}
-        return Changes(parts, Cursor(self.incarnation, last, self._floor), complete, reset, watermarks)
-
-    def _all_rows(self, cursor: Cursor, tables: Sequence[str], limit: int, *, reset: bool) -> Changes:
-        parts = {}
-        number, slot, room = cursor.table, cursor.slot, limit
-        while number < len(tables) and room > 0:
-            keys, rows, following = self.table(tables[number]).values_from(slot, room)
-            if len(keys):
-                parts[tables[number]] = keys, rows
-            room -= max(len(keys), 1)
-            number, slot = (number, following) if following else (number + 1, 0)
-        done = number >= len(tables)
-        complete = done and cursor.sequence == self._sequence
-        following_cursor = replace(cursor, table=-1 if done else number, slot=slot)
-        return Changes(parts, following_cursor, complete, reset, self.watermarks() if complete else {})
+        asked = [self.table(name) for name in tables]
+        return changes_after(cursor, self.cursor(), asked, limit, self.watermarks)
 
     def publish_dense(self, table: str, generation: int | None = None) -> int:
         """Make the live values of the single ``table`` its next generation; returns the generation.
@@ -352,34 +289,30 @@ class Shard:
         The same one as before if nothing changed since; else ``generation``, or the next number. Raises
         UnknownTable; BadSpec for a hashed table or a number that does not grow.
         """
-        published = self.dense(table)
-        sequences, _ = self.table(table).changed_after(self._dense_sequence.get(table, BEGINNING), 1)
-        if len(sequences):
-            number = published.generation + 1 if generation is None else generation
-            if number <= published.generation:
-                raise BadSpec(f"generation {number} of {table} is not above {published.generation}")
+        found = self._single(table)
+        before = self._generations.newest(found, self.incarnation).generation
+        if self._generations.outdated(found):
+            number = before + 1 if generation is None else generation
+            if number <= before:
+                raise BadSpec(f"generation {number} of {table} is not above {before}")
             self._publish(table, number)
             self._step(published=((table, number),))
-        return self._dense[table].generation
+        return self._generations.numbers[table]
 
     def _publish(self, table: str, generation: int) -> None:
-        self._dense[table] = self._live(table, generation)
-        self._dense_sequence[table] = self._sequence
-        self._generations[table] = generation
+        live = live_values(self._single(table), generation, self.incarnation, self.watermarks())
+        self._generations.publish(live, table, self._sequence)
 
     def dense(self, table: str, *, published: bool = True) -> DenseValues:
         """All rows of the single ``table``: the newest generation, or the live values under its number.
 
         Raises UnknownTable; BadSpec for a hashed table.
         """
-        current = self._dense.get(table)
-        if current is None:
-            spec = self._single(table)
-            values = self.table(table).initial(np.arange(spec.rows, dtype=np.uint64))
-            values.flags.writeable = False
-            current = self._dense[table] = DenseValues(0, self.incarnation, values, {})
-            self._generations[table] = 0
-        return current if published else self._live(table, current.generation)
+        found = self._single(table)
+        newest = self._generations.newest(found, self.incarnation)
+        if published:
+            return newest
+        return live_values(found, newest.generation, self.incarnation, self.watermarks())
 
     def lead(self, writer: int, epoch: int) -> None:
         """Own the shard from now on: ``writer`` is a new incarnation, ``epoch`` fences all owners before.
@@ -451,7 +384,7 @@ class Shard:
         self.epoch, self.position, self._history = head.epoch, head.position, list(head.history)
         for source, progress in head.pushes.items():
             self.pushes.advance(source, progress.applied, progress.watermark)
-        self._generations = dict(head.generations)
+        self._generations.load(head.generations)
         for name, norm in head.norms.items():
             self.table(name).guard.load(norm)
         for name, counts in head.sketches.items():
@@ -475,9 +408,8 @@ class Shard:
     def settle(self) -> None:
         """After ``begin`` and what followed: publish each dense table whose published values are not known, under
         a generation of its own, so that nobody sees one number for two sets of values."""
-        for table, generation in self._generations.items():
-            if table not in self._dense:
-                self._publish(table, generation + 1)
+        for table, generation in self._generations.unknown():
+            self._publish(table, generation + 1)
 
     def restore(self, state: ShardState) -> None:
         """``begin`` with a whole snapshot, its rows, and ``settle``. Raises BadSpec, having changed nothing;
@@ -503,7 +435,7 @@ class Shard:
             knowledge=dict(self.knowledge),
             epochs={writer: self.epochs[writer] for writer in self.epochs if writer in self.knowledge},
             pushes=self.pushes.progress(),
-            generations=dict(self._generations),
+            generations=dict(self._generations.numbers),
             norms={name: table.guard.state() for name, table in self._tables.items()},
             sketches={name: t.sketch.state() for name, t in self._tables.items() if t.sketch is not None},
         )
@@ -570,16 +502,11 @@ class Shard:
         self.counts.graves_collected_total += collected
         self._floor = max(self._floor, newest)
 
-    def _single(self, table: str) -> TableSpec:
-        spec = self.table(table).spec
-        if spec.placement != "single":
+    def _single(self, table: str) -> Table:
+        found = self.table(table)
+        if found.spec.placement != "single":
             raise BadSpec(f"table {table} is spread over all shards; only a single one has generations")
-        return spec
-
-    def _live(self, table: str, generation: int) -> DenseValues:
-        values = self.table(table).pull(np.arange(self._single(table).rows, dtype=np.uint64))
-        values.flags.writeable = False
-        return DenseValues(generation, self.incarnation, values, self.watermarks())
+        return found
 
     def _checked(self, push: Push) -> dict[str, tuple[Keys, Rows]]:
         """The parts by table, as kernels take them. Raises PeerFault."""

@@ -1,6 +1,7 @@
 """Parameter servers: the process that holds shards, and its clients."""
 
 from services.parameter_server.client import AsyncParameterClient, ParameterClient
+from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.types import (
     Applied,
     DenseSnapshot,
@@ -13,7 +14,6 @@ from services.parameter_server.types import (
     ParametersUnavailable,
     Pulled,
     PushReply,
-    ServerDescription,
     ShardChanges,
     Watermarks,
 )

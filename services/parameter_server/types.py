@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from services.parameter_server.messages import HeldShard
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
@@ -156,29 +153,3 @@ class ShardChanges:
     complete: bool
     restarted: bool
     generation: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TableDescription:
-    """One table of one model on one server: rows held over its shards."""
-
-    name: str
-    dim: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDescription:
-    """What one server says about itself. ``shards``: those that it leads. ``snapshot_age_s`` is None before its first
-    snapshot. ``map_epoch``: of the shard map that it goes by; ``held``: what it leads and follows, shard by shard."""
-
-    name: str
-    address: str
-    incarnation: int
-    shards: tuple[int, ...]
-    models: dict[str, tuple[TableDescription, ...]]
-    fingerprints: dict[str, str]
-    pushes: int
-    snapshot_age_s: float | None
-    map_epoch: int = 0
-    held: tuple[HeldShard, ...] = ()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sync.changes import ChangeRing, Cursor, scan
 from sync.clock import HybridClock
 from sync.pushes import Push, Source, Watermark
-from sync.shard import Changes, Shard
+from sync.shard import Shard
 from sync.spec import Initialiser, Optimiser, TableSpec
+from sync.stream import Changes
 
 SPECS = tuple(TableSpec(name, 2, Initialiser.uniform(0.1), Optimiser("sgd")) for name in ("a", "b"))
 NAMES = ("a", "b")

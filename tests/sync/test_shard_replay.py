@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sync.changes import Cursor
@@ -148,12 +148,13 @@ def test_a_copy_read_page_by_page_while_pushes_go_on_is_whole_after_the_deltas(
     assert bits(other) == bits(world.shard)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(
     st.integers(1, 6),
     st.integers(1, 4),
     st.lists(st.one_of(PUSH, DELETE, st.just(("read", 0, 0))), max_size=25),
 )
+@example(3, 1, [("push", 0, 173), ("delete", 0, 0)])
 def test_a_reader_of_changes_learns_of_deletions(
     limit: int, capacity: int, steps: list[tuple[str, int, int]]
 ) -> None:

@@ -12,6 +12,7 @@ from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member
 from services.parameter_server.client import operations
 from services.parameter_server.client.caching import open_cache
+from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.client.directory import Directory, MapMissing, same_process
 from services.parameter_server.client.hotkeys import HotCounts
 from services.parameter_server.client.operations import Operation
@@ -34,7 +35,6 @@ from services.parameter_server.types import (
     ParameterError,
     ParametersUnavailable,
     Pulled,
-    ServerDescription,
     ShardChanges,
 )
 from services.rpc.aio import AsyncRpcClient

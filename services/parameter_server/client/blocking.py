@@ -12,6 +12,7 @@ from models.samples import Watermark
 from services.coordination.contract import Coordination, CoordinationError
 from services.parameter_server.client import operations
 from services.parameter_server.client.caching import open_cache
+from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.client.directory import Directory, MapMissing, same_process
 from services.parameter_server.client.hotkeys import HotCounts
 from services.parameter_server.client.operations import Operation
@@ -36,7 +37,6 @@ from services.parameter_server.types import (
     Pulled,
     PushReply,
     Rows,
-    ServerDescription,
 )
 from services.rpc.calls import Outgoing
 from services.rpc.client import RpcClient

@@ -16,6 +16,7 @@ from models.samples import Watermark
 from services.parameter_server import messages as wire
 from services.parameter_server.client.caching import RowCache
 from services.parameter_server.client.confirmations import Claim
+from services.parameter_server.client.descriptions import ServerDescription, TableDescription
 from services.parameter_server.client.readers import Choice
 from services.parameter_server.client.routing import PullPlan, Route, plan_pull, plan_push
 from services.parameter_server.declarations import Declaration, encode_declaration
@@ -32,9 +33,7 @@ from services.parameter_server.types import (
     Pulled,
     PushReply,
     Rows,
-    ServerDescription,
     ShardChanges,
-    TableDescription,
 )
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Reply

@@ -12,9 +12,9 @@ from services.coordination.contract import Coordination
 from services.coordination.membership import Member, members
 from services.coordination.shardmap import ShardMap, read_shard_map
 from services.parameter_server.client import operations
+from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.client.directory import SERVICE, MapMissing
 from services.parameter_server.messages import HeldShard
-from services.parameter_server.types import ServerDescription
 from services.rpc.client import RpcClient
 from services.rpc.codec import Failure
 
