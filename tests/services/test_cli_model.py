@@ -22,13 +22,12 @@ from support.parameters import (
     EVERYTHING,
     SOURCE,
     SPECS,
-    Fleet,
     Processes,
     client_of,
-    gradients,
     make_settings,
     recorded,
     threads,
+    undisturbed,
     wait_ready,
 )
 from support.service_process import eventually
@@ -39,7 +38,6 @@ from services.coordination.membership import Member, Registration
 from services.coordination.shardmap import ShardMap, read_shard_map, settle_shard_map
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server import ParameterClient
-from services.parameter_server.client import operations
 from services.parameter_server.client.directory import SERVICE
 from services.parameter_server.types import IncarnationChanged
 from services.rpc.server import RpcServer
@@ -306,10 +304,7 @@ def test_a_move_by_the_command_loses_no_push(tmp_path: Path) -> None:
         assert [(one["source"], one["to"]) for one in back] == [(ZERO, ONE)]
         assert pusher.longest_s < 5.0
         assert not read_map(tmp_path).moves
-        fleet = Fleet()
-        for offset in range(pusher.pushed):
-            fleet.ask(operations.push(fleet.route, gradients(offset, recorded(offset), 1)))
-        expected = fleet.ask(operations.pull(fleet.route, EVERYTHING)).rows
+        expected = undisturbed(pusher.pushed)
         with client_of(tmp_path) as client:
             assert min(one.applied for one in client.applied("main", SOURCE).values()) == pusher.pushed - 1
             found = client.pull("main", EVERYTHING).rows

@@ -14,13 +14,12 @@ from support.parameters import (
     EVERYTHING,
     SOURCE,
     SPECS,
-    Fleet,
     Processes,
     client_of,
-    gradients,
     make_settings,
     recorded,
     threads,
+    undisturbed,
     wait_ready,
 )
 
@@ -31,20 +30,10 @@ from services.parameter_server import (
     ParameterClient,
     ParametersUnavailable,
 )
-from services.parameter_server.client import operations
 from services.parameter_server.storage.recovery import read_records
-from services.parameter_server.types import Rows
 from sync.records import Delta
 
 SHARDS = 4
-
-
-def undisturbed(pushes: int) -> dict[str, Rows]:
-    """The rows after the recorded pushes, each once and in order."""
-    fleet = Fleet()
-    for offset in range(pushes):
-        fleet.ask(operations.push(fleet.route, gradients(offset, recorded(offset), 1)))
-    return fleet.ask(operations.pull(fleet.route, EVERYTHING)).rows
 
 
 class Trainer:

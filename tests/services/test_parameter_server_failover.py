@@ -15,11 +15,10 @@ from support.parameters import (
     EVERYTHING,
     SOURCE,
     SPECS,
-    Fleet,
     Processes,
     client_of,
-    gradients,
     recorded,
+    undisturbed,
     wait_ready,
 )
 from support.service_process import eventually
@@ -27,19 +26,9 @@ from support.service_process import eventually
 from services.coordination.shardmap import ShardMap, change_shard_map, read_shard_map
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server import IncarnationChanged, ParameterClient
-from services.parameter_server.client import operations
 from services.parameter_server.replication.election import Replication
-from services.parameter_server.types import Rows
 
 SHARDS = 2
-
-
-def undisturbed(pushes: int) -> dict[str, Rows]:
-    """The rows after the recorded pushes, each once and in order."""
-    fleet = Fleet()
-    for offset in range(pushes):
-        fleet.ask(operations.push(fleet.route, gradients(offset, recorded(offset), 1)))
-    return fleet.ask(operations.pull(fleet.route, EVERYTHING)).rows
 
 
 @contextmanager

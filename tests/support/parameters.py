@@ -20,7 +20,7 @@ import numpy as np
 from services.coordination import Member, ShardMap
 from services.coordination.shardmap import assign
 from services.coordination.sqlite import SqliteCoordination
-from services.parameter_server.client import ParameterClient
+from services.parameter_server.client import ParameterClient, operations
 from services.parameter_server.client.directory import Directory
 from services.parameter_server.client.operations import Gradients, Operation
 from services.parameter_server.client.routing import Route
@@ -171,6 +171,14 @@ def recorded(offset: int, keys: int = 40) -> dict[str, tuple[Keys, Rows]]:
 
 ALL_KEYS: Keys = np.arange(200, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 EVERYTHING: dict[str, Keys] = {"items": ALL_KEYS, "dense": np.arange(CHUNKS, dtype=np.uint64)}
+
+
+def undisturbed(pushes: int) -> dict[str, Rows]:
+    """The rows after the recorded pushes, each once and in order."""
+    fleet = Fleet()
+    for offset in range(pushes):
+        fleet.ask(operations.push(fleet.route, gradients(offset, recorded(offset), 1)))
+    return fleet.ask(operations.pull(fleet.route, EVERYTHING)).rows
 
 
 def a_key_of(shard: int, shards: int) -> Keys:
