@@ -24,16 +24,26 @@ from rich.console import Console
 
 from benchmarks.recorded import Recording, quality, record
 from benchmarks.report import Row
-from models.training import RecommenderModel
+from featurestore.schema import Schema
+from models.parameters import Floats
+from models.samples import MicroBatch
+from models.training import Gradients, RecommenderModel, Rows
 from services.backends import open_coordination, open_log
 from services.coordination.contract import Coordination
 from services.coordination.membership import members
-from services.messagelog.contract import Message, MessageLog, Record
+from services.messagelog.contract import Message, MessageLog
 from services.modelling import build_model, open_schema
 from services.parameter_server.client import ParameterClient
 from services.parameter_server.types import ParameterError
 from services.processes import configure_logging, limit_threads
-from services.settings.model import DataSettings, LogSettings, ParameterSettings, Settings, TrainerSettings
+from services.settings.model import (
+    DataSettings,
+    LogSettings,
+    ModelSettings,
+    ParameterSettings,
+    Settings,
+    TrainerSettings,
+)
 from services.topics import SAMPLES
 from sync.pushes import Source
 
@@ -168,27 +178,27 @@ def _processes(settings: Settings) -> Iterator[None]:
 def _serve(name: str, settings: Settings) -> None:
     """One process; the last trainer is the slow one."""
     configure_logging(name, "ERROR")
+    stop = threading.Event()
     if name.startswith("parameter-server"):
         from services.parameter_server.main import run as serve
-    else:
-        from services.trainer.main import run as serve
 
-        os.nice(NICE)
-        if name == f"trainer-{TRAINERS - 1}":
-            _slow_down()
-    serve(settings, name, threading.Event())
+        serve(settings, name, stop)
+        return
+    from services.trainer.main import run as train
+
+    os.nice(NICE)
+    train(settings, name, stop, _slow_model if name == f"trainer-{TRAINERS - 1}" else build_model)
 
 
-def _slow_down() -> None:
-    from models.parameters import Floats
-    from services.trainer.learner import Learned, Learner
+class _SlowModel(RecommenderModel):
+    """The same model on a machine that takes ``SLOWDOWN`` times as long for its gradients."""
 
-    learn = Learner.learn
-
-    def slowly(self: Learner, record: Record, dense: Floats | None = None) -> Learned:
+    def gradients(self, batch: MicroBatch, rows: Rows, dense: Floats, *, in_batch: bool = False) -> Gradients:
         started = time.monotonic()
-        found = learn(self, record, dense)
+        found = super().gradients(batch, rows, dense, in_batch=in_batch)
         time.sleep((SLOWDOWN - 1) * (time.monotonic() - started))
         return found
 
-    Learner.learn = slowly  # type: ignore[method-assign]
+
+def _slow_model(schema: Schema, settings: ModelSettings) -> RecommenderModel:
+    return _SlowModel(schema, build_model(schema, settings).config)

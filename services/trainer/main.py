@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
+from featurestore.schema import Schema
 from models.training import RecommenderModel
 from services.backends import open_coordination, open_log, open_security
 from services.coordination.contract import Coordination, CoordinationError
@@ -20,7 +21,7 @@ from services.modelling import build_model, open_schema
 from services.parameter_server.client.steps import StepClient
 from services.parameter_server.types import IncarnationChanged, ParametersUnavailable
 from services.settings.checks import Address
-from services.settings.model import Settings
+from services.settings.model import ModelSettings, Settings
 from services.tables import declare, table_specs
 from services.topics import SAMPLES, TRAINER_GROUP
 from services.trainer.allreduce import Meeting
@@ -50,12 +51,17 @@ class Turning(Protocol):
     def commit(self) -> None: ...
 
 
-def run(settings: Settings, name: str, stop: threading.Event) -> None:
+def run(
+    settings: Settings,
+    name: str,
+    stop: threading.Event,
+    make_model: Callable[[Schema, ModelSettings], RecommenderModel] = build_model,
+) -> None:
     """Train as ``name`` until ``stop`` is set. Raises the backends' errors where one cannot be opened at the
     start, and ModelMismatch where the servers hold the model in another shape; all else it waits out."""
     torch.set_num_threads(1)
     schema, metrics = open_schema(settings), TrainerMetrics()
-    model = build_model(schema, settings.model)
+    model = make_model(schema, settings.model)
     with ExitStack() as stack:
         coordination, samples = open_coordination(settings), open_log(settings)
         client = StepClient(
