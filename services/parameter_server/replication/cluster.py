@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from services.coordination.membership import Member
-from services.coordination.shardmap import Place, ShardMap
+from services.coordination.shardmap import ShardMap
 from services.parameter_server import messages as wire
 from services.parameter_server.replication.election import Replication
 from services.parameter_server.replication.following import Following, FollowingCounts, Foreign
@@ -465,9 +465,3 @@ class Cluster:
         record, cursor = copy_page(shard, request.cursor)
         header, arrays = to_parts(record)
         return wire.CopyReply(header, cursor, shard.position, replica.stream_id), tuple(arrays)
-
-
-def describe_place(place: Place) -> str:
-    """For people: who leads, and who follows."""
-    others = [server for server in place.replicas if server != place.leader]
-    return place.leader + (f" ({', '.join(others)})" if others else "")

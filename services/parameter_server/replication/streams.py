@@ -16,7 +16,7 @@ A step is *acknowledged* once enough replicas hold it:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -166,11 +166,6 @@ class Followers:
             return min(number, self.held.get(behind[0], 0)) if behind else number
         numbers = sorted([number, *(self.held.get(server, 0) for server in others)], reverse=True)
         return numbers[len(self.place.replicas) // 2]
-
-    def held_by_all(self, number: int, alive: Iterable[str]) -> int:
-        """Up to which number all replicas that are alive hold the steps."""
-        others = [s for s in self.place.replicas if s != self.name and s in set(alive)]
-        return min([number, *(self.held.get(server, 0) for server in others)])
 
 
 def upstream(place: Place, name: str, moving_to: str | None) -> str | None:
