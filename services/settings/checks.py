@@ -10,12 +10,15 @@ from typing import Final
 
 from services.settings.model import ModelSettings, ParameterSettings, Settings
 from services.settings.problems import SettingProblem
+from services.settings.shards import ALLOWED as SHARDS
+from services.settings.shards import written_shards
 
 SCOPES: Final = ("read", "write", "admin")
 MAX_EXPIRY_S: Final = 2**31 - 1
 MIN_FTRL_RATE: Final = 1e-6
 _HASHED_KEY: Final = re.compile(rf"({'|'.join(SCOPES)}):[0-9a-f]{{64}}")
 _ADDRESS: Final = "HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080; port 0 lets the system choose"
+_REACHED: Final = "HOST:PORT of a parameter server, each once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
     yield from _check_rpc(settings)
     yield from _check_model(settings.model)
     yield from _check_replicas(settings.parameters)
+    yield from _check_sync(settings)
     if settings.trainer.count > settings.log.partitions:
         yield SettingProblem(
             "trainer.count",
@@ -127,6 +131,35 @@ def _check_replicas(parameters: ParameterSettings) -> Iterator[SettingProblem]:
         )
 
 
+def _check_sync(settings: Settings) -> Iterator[SettingProblem]:
+    """Whom a region follows, and what it writes."""
+    sync, seen = settings.sync, set[Address]()
+    for text in sync.upstreams:
+        try:
+            address = parse_address(text)
+        except ValueError as error:
+            yield SettingProblem("sync.upstreams", text, "", str(error), allowed=_REACHED)
+            continue
+        if address.port == 0 or address in seen:
+            reason = "stands here twice" if address.port else "is no address to connect to"
+            yield SettingProblem("sync.upstreams", text, "", reason, allowed=_REACHED)
+        seen.add(address)
+    try:
+        written = written_shards(settings)
+    except ValueError as error:
+        yield SettingProblem("sync.writes", sync.writes, "", str(error), allowed=SHARDS)
+        return
+    if not sync.upstreams and len(written) < settings.parameters.shards:
+        yield SettingProblem(
+            "sync.writes",
+            sync.writes,
+            "",
+            "the other shards come from nowhere, since sync.upstreams names no region that writes them",
+            "set sync.upstreams to the parameter servers of a region that does",
+            "auto or all, where there are no upstreams",
+        )
+
+
 def _check_model(model: ModelSettings) -> Iterator[SettingProblem]:
     """What the parameter servers would refuse in a model's tables."""
     if 0.0 < model.guard < 1.0:
@@ -153,18 +186,19 @@ def _check_model(model: ModelSettings) -> Iterator[SettingProblem]:
 
 
 def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:
-    """Where our processes can be reached from elsewhere, calls need keys."""
+    """Where our processes can be reached from elsewhere, or reach elsewhere, calls need keys."""
     if settings.rpc.create_keys and settings.rpc.keys is None:
         yield SettingProblem(
             "rpc.create_keys", "true", "", "no folder is named", "set rpc.keys=FOLDER", "true beside rpc.keys"
         )
     if settings.rpc.keys is not None or settings.rpc.insecure:
         return
-    addresses = {
-        "parameters.listen": settings.parameters.listen,
-        "parameters.advertise": settings.parameters.advertise,
-    }
-    for name, text in addresses.items():
+    addresses = [
+        ("parameters.listen", settings.parameters.listen, "others could reach this address"),
+        ("parameters.advertise", settings.parameters.advertise, "others could reach this address"),
+        *(("sync.upstreams", address, "this is another machine") for address in settings.sync.upstreams),
+    ]
+    for name, text, why in addresses:
         try:
             if text is None or parse_address(text).loopback:
                 continue
@@ -174,7 +208,7 @@ def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:
             name,
             text,
             "",
-            "others could reach this address, and calls between processes have no keys",
+            f"{why}, and calls between processes have no keys",
             "make keys with `headwater keys create FOLDER` and set rpc.keys=FOLDER",
             "a loopback address, any address together with rpc.keys, or rpc.insecure = true where a network "
             "of their own keeps everybody else away",

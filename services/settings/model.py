@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from services.settings.units import Duration, DurationOrNone, Size
+from services.settings.units import Duration, DurationOrNone, Size, SizeOrNone
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,6 +24,48 @@ class DataSettings(Section):
     """Where embedded backends, snapshots and caches keep their files."""
 
     dir: Path = Path(".headwater")
+    shared: Path | None = None
+    """Where the embedded message log and online features are, if not in ``dir``: regions of one machine share them."""
+
+
+class RegionSettings(Section):
+    """Processes with a coordination store, parameter servers and APIs of their own, near those whom they serve."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")] = "home"
+    number: Annotated[int, Field(ge=0, le=255)] = 0
+    """Of no other region. It leads the number of everyone who writes parameters here, so that no two regions ever give
+    the same version to different values. Never changes, and is not used again."""
+
+
+class SyncSettings(Section):
+    """How the parameters of other regions reach this one."""
+
+    upstreams: tuple[str, ...] = ()
+    """Addresses of the parameter servers of each region that this one follows. Each is asked for the shards that it
+    leads at the time. Empty: this region follows none."""
+    writes: str = "auto"
+    """The shards that this region writes: ``all``, ``none``, or numbers such as ``0-3,8``. Pushes for another go to the
+    region that writes it. ``auto``: all where there are no upstreams, else none."""
+    precision: Literal["float32", "float16", "int8"] = "float32"
+    """How values travel to this region: exact, in half the bytes, or in a quarter with a scale for each row."""
+    optimiser_state: bool = False
+    """Whether this region also gets what the optimiser keeps: it must be so where it may have to write in another's
+    place."""
+    max_bandwidth: SizeOrNone = 0
+    """Bytes per second that each link may take. 0: what there is."""
+    coalesce: DurationOrNone = 0.005
+    """Updates of this long travel together."""
+    window: Annotated[int, Field(ge=1, le=256)] = 3
+    """Answers that may be on their way to this region at once: more keep a long link busy."""
+    max_staleness: Duration = 60.0
+    """How long an update may wait for more important ones where a link cannot carry all."""
+    priority_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """The share of recent updates that counts as important and goes first. 1: all alike."""
+    max_clock_skew: Duration = 600.0
+    """A version further in the future than this is refused: somebody's clock is wrong."""
+    member_timeout: Duration = 3_600.0
+    """A region that has been silent for so long no longer keeps deletions from being forgotten; it gets everything anew
+    when it returns."""
 
 
 class LogSettings(Section):
@@ -123,7 +165,7 @@ class ParameterSettings(Section):
     """The parameter servers."""
 
     servers: Count = 1
-    shards: Count = 4
+    shards: Annotated[int, Field(ge=1, le=65_536)] = 4
     replicas: Count = 1
     """Servers that hold each shard: one leads it, the others follow, and one of them leads when it dies."""
     replication: Literal["async", "quorum", "chain"] = "async"
@@ -224,6 +266,8 @@ class Settings(Section):
     """All of it."""
 
     data: DataSettings = DataSettings()
+    region: RegionSettings = RegionSettings()
+    sync: SyncSettings = SyncSettings()
     log: LogSettings = LogSettings()
     features: FeatureSettings = FeatureSettings()
     coordination: CoordinationSettings = CoordinationSettings()

@@ -36,3 +36,5 @@ Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_i
 DurationOrNone = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, allow_inf_nan=False)]
 """A duration that may be 0."""
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+SizeOrNone = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+"""A size that may be 0."""

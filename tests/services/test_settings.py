@@ -14,6 +14,7 @@ from services.settings.checks import Address, parse_address
 from services.settings.keys import hash_key, new_key
 from services.settings.load import Loaded, load_settings
 from services.settings.problems import SettingProblem, SettingsError
+from services.settings.shards import parse_writes, written_shards
 from services.settings.show import defaults_toml, shown, to_toml
 from services.settings.units import parse_duration, parse_size
 
@@ -218,3 +219,72 @@ def test_replicas_that_cannot_be_are_refused_with_what_can(overrides: tuple[str,
     (problem,) = problems_of(None, {}, overrides)
     assert problem.name == "parameters.replicas"
     assert advice in problem.suggestion
+
+
+class TestRegions:
+    UPSTREAM = "sync.upstreams=127.0.0.1:7400, [::1]:7400"
+
+    @pytest.mark.parametrize(
+        ("overrides", "written"),
+        [
+            ((), {0, 1, 2, 3}),
+            ((UPSTREAM,), set()),
+            ((UPSTREAM, "sync.writes=all"), {0, 1, 2, 3}),
+            ((UPSTREAM, "sync.writes=none"), set()),
+            ((UPSTREAM, "sync.writes=0-1, 3"), {0, 1, 3}),
+            ((UPSTREAM, "sync.writes=9,2-4", "parameters.shards=10"), {2, 3, 4, 9}),
+        ],
+    )
+    def test_which_shards_a_region_writes(self, overrides: tuple[str, ...], written: set[int]) -> None:
+        assert written_shards(load_settings(overrides=overrides).settings) == written
+
+    @pytest.mark.parametrize(
+        ("writes", "reason"),
+        [
+            ("some", "neither a shard nor a range"),
+            ("1,,2", "neither a shard nor a range"),
+            ("-1", "neither a shard nor a range"),
+            ("\u0661", "neither a shard nor a range"),
+            ("3-1", "ends before it begins"),
+            ("2-4", "there is no shard 4"),
+        ],
+    )
+    def test_shards_that_are_not_there(self, writes: str, reason: str) -> None:
+        (problem,) = problems_of(overrides=(self.UPSTREAM, f"sync.writes={writes}"))
+        assert problem.name == "sync.writes"
+        assert reason in problem.reason
+
+    @given(st.sets(st.integers(0, 30), min_size=1))
+    def test_any_set_of_shards_reads_back(self, shards: set[int]) -> None:
+        assert parse_writes(",".join(map(str, shards)), 31) == shards
+
+    @pytest.mark.parametrize("writes", ["none", "0-2"])
+    def test_what_nobody_writes_is_refused_where_nobody_is_followed(self, writes: str) -> None:
+        (problem,) = problems_of(overrides=(f"sync.writes={writes}",))
+        assert problem.name == "sync.writes"
+        assert "sync.upstreams" in problem.suggestion
+
+    @pytest.mark.parametrize(
+        ("upstreams", "reason"),
+        [
+            ("7400", "is not HOST:PORT"),
+            ("127.0.0.1:0", "no address to connect to"),
+            ("127.0.0.1:7400,127.0.0.1:7400", "stands here twice"),
+            ("10.0.0.1:7400", "this is another machine, and calls between processes have no keys"),
+        ],
+    )
+    def test_upstreams_are_addresses_that_may_be_called(self, upstreams: str, reason: str) -> None:
+        (problem,) = problems_of(overrides=(f"sync.upstreams={upstreams}",))
+        assert (problem.name, problem.origin) == ("sync.upstreams", "flag --set sync.upstreams")
+        assert reason in problem.reason
+
+    def test_with_keys_other_machines_are_upstreams(self) -> None:
+        given_ = ["sync.upstreams=10.0.0.1:7400", "rpc.keys=/keys"]
+        assert load_settings(overrides=given_).settings.sync.upstreams == ("10.0.0.1:7400",)
+
+    @pytest.mark.parametrize(
+        "override", ["region.name=EU", "region.name=", "region.number=256", "sync.window=0"]
+    )
+    def test_wrong_values(self, override: str) -> None:
+        (problem,) = problems_of(overrides=(override,))
+        assert problem.name == override.split("=")[0]
