@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.settings.model import Settings
@@ -22,7 +23,7 @@ def open_log(settings: Settings) -> MessageLog:
 
     log = open_message_log(
         settings.log.backend,
-        folder=settings.data.dir / "log",
+        folder=_shared(settings) / "log",
         servers=settings.log.servers,
         replication=settings.log.replication,
     )
@@ -43,10 +44,15 @@ def open_store(settings: Settings) -> OnlineStore:
     """The online feature store. Raises StoreUnavailable."""
     from featurestore.open import open_store as open_backend
 
-    chosen = settings.features
-    settings.data.dir.mkdir(parents=True, exist_ok=True)
-    where = chosen.url.get_secret_value() if chosen.backend == "redis" else settings.data.dir / "features.db"
+    chosen, folder = settings.features, _shared(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    where = chosen.url.get_secret_value() if chosen.backend == "redis" else folder / "features.db"
     return open_backend(chosen.backend, where, chosen.max_claims)
+
+
+def _shared(settings: Settings) -> Path:
+    """The folder of what regions of one machine share."""
+    return settings.data.shared or settings.data.dir
 
 
 def open_security(settings: Settings) -> Security | None:

@@ -22,6 +22,7 @@ class CommandFailed(Exception):
 _CODES: Final = {
     "services.settings.problems.SettingsError": Exit.SETTINGS,
     "services.supervisor.folder.AlreadyRunning": Exit.ALREADY_RUNNING,
+    "services.supervisor.folder.PlacesUnreadable": Exit.SETTINGS,
     "services.supervisor.supervisor.NotReady": Exit.NOT_READY,
     "services.demo.stack.StackFailed": Exit.NOT_READY,
     "services.datasets.errors.BadRows": Exit.BAD_INPUT,

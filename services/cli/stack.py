@@ -18,6 +18,7 @@ from services.cli.failures import CommandFailed
 if TYPE_CHECKING:
     from services.settings.model import Settings
     from services.supervisor.folder import ChildState, RunFolder
+    from services.supervisor.regions import Wanted
 
 _POLL_S: Final = 0.1
 _STOP_S: Final = 90.0
@@ -34,17 +35,39 @@ def up(
     context: typer.Context,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all is ready.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all is ready.")] = 90.0,
+    regions: Annotated[
+        str,
+        typer.Option(
+            metavar="COUNT|NAMES",
+            help="Regions to run, each with parameter servers and an API of its own: how many, or their names "
+            "(home,eu,us), the training region first.",
+        ),
+    ] = "1",
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGION:CONDITIONS",
+            help="Emulate the link between home and a region, as in eu:delay=80ms,rate=100mbit. May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Start every process on this machine and keep them running."""
+    from services.supervisor.regions import read_wanted
+
     options: Options = context.obj
     settings = options.settings()
+    try:
+        wanted = read_wanted(regions, link or (), settings.region.name)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, str(error)) from None
     if detach:
-        _detached(options, settings, timeout_s)
+        again = [f"--regions={regions}", *(f"--link={one}" for one in link or ())]
+        _detached(options, settings, timeout_s, again)
     else:
-        _foreground(options, settings, timeout_s)
+        _foreground(options, settings, timeout_s, wanted)
 
 
-def _foreground(options: Options, settings: Settings, timeout_s: float) -> None:
+def _foreground(options: Options, settings: Settings, timeout_s: float, wanted: Wanted) -> None:
     import threading
 
     from services.cli.output import note, waiting
@@ -53,7 +76,7 @@ def _foreground(options: Options, settings: Settings, timeout_s: float) -> None:
 
     configure_logging("supervisor", level="WARNING")
     stop = threading.Event()
-    with stop_on_signals(stop), supervised(settings) as supervisor:
+    with stop_on_signals(stop), supervised(settings, wanted) as supervisor:
         note(f"starting {len(supervisor.children())} processes; data in {settings.data.dir.absolute()}")
         with waiting() as show:
             supervisor.wait_ready(timeout_s, stop, lambda children: show(_in_short(children)))
@@ -67,7 +90,7 @@ def _in_short(children: Sequence[ChildState]) -> str:
     return ", ".join(f"{child.name} {child.state}" for child in children)
 
 
-def _detached(options: Options, settings: Settings, timeout_s: float) -> None:
+def _detached(options: Options, settings: Settings, timeout_s: float, again: Sequence[str]) -> None:
     from services.cli.output import note
     from services.supervisor.folder import AlreadyRunning, RunFolder
     from services.supervisor.logs import tail
@@ -78,9 +101,10 @@ def _detached(options: Options, settings: Settings, timeout_s: float) -> None:
         raise AlreadyRunning(folder.path.parent, state.process.pid if state else None)
     folder.path.mkdir(parents=True, exist_ok=True)
     output = folder.path / "supervisor.log"
+    program = [sys.executable, "-m", "services.cli.app", *_again(options)]
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.app", *_again(options), "up", "--timeout", str(timeout_s)],
+            [*program, "up", "--timeout", str(timeout_s), *again],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -109,55 +133,29 @@ def _again(options: Options) -> list[str]:
 
 def _show_up(options: Options, settings: Settings, children: Sequence[ChildState]) -> None:
     from services.cli.output import note, print_json
+    from services.cli.running import child_json, print_children, print_regions, regions_of
 
-    api = next((child.address for child in children if child.service == "api"), settings.api.listen)
-    url = api if "://" in api else f"http://{api}"
+    regions = regions_of(settings, children)
+    url = regions[0].url
     if options.json:
-        print_json({"url": url, "processes": [_child_json(child) for child in children]})
+        regions_json = [region.as_json() for region in regions]
+        print_json({"url": url, "regions": regions_json, "processes": [child_json(one) for one in children]})
         return
-    _print_children(children, int(time.time() * 1e3))
+    print_children(children, int(time.time() * 1e3))
     key = " -H 'X-API-Key: YOUR KEY'" if settings.api.keys else ""
     print(f"\nAPI      {url}/v1/        documentation  {url}/docs")
     print(f"health   {url}/health/ready   metrics  {url}/metrics\n")
+    print_regions(regions)
     body = "-H 'Content-Type: application/json' -d '{\"user_id\": \"1\"}'"
     print(f"curl -s {url}/v1/recommendations{key} {body}\n")
     sys.stdout.flush()
     note("`headwater import ml-100k` fills it with films; Ctrl-C (or `headwater down`) stops it")
 
 
-def _print_children(children: Sequence[ChildState], now_ms: int) -> None:
-    from services.cli.output import print_table
-
-    rows = [
-        (
-            child.name,
-            child.state,
-            f"{max(0, now_ms - child.since_ms) / 1e3:.0f} s",
-            child.restarts,
-            child.process.pid if child.process else "",
-            child.address,
-        )
-        for child in children
-    ]
-    print_table(("process", "state", "since", "restarts", "pid", "address"), rows)
-
-
-def _child_json(child: ChildState) -> dict[str, object]:
-    return {
-        "name": child.name,
-        "service": child.service,
-        "state": child.state,
-        "since_ms": child.since_ms,
-        "restarts": child.restarts,
-        "last_exit": child.last_exit,
-        "pid": child.process.pid if child.process else None,
-        "address": child.address or None,
-    }
-
-
 def status(context: typer.Context) -> None:
     """Show the processes, and how far behind the log each group is."""
     from services.cli.output import print_json, print_table
+    from services.cli.running import child_json, print_children, print_regions, regions_of
     from services.cli.standing import registered, standing
 
     options: Options = context.obj
@@ -168,12 +166,13 @@ def status(context: typer.Context) -> None:
     if state is None and not members:
         raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}")
     children = state.children if state else tuple(members)
-    lags = standing(settings)
+    regions, lags = regions_of(settings, children), standing(settings)
     if options.json:
         print_json(
             {
                 "supervisor": state.process.pid if state else None,
-                "processes": [_child_json(child) for child in children],
+                "regions": [region.as_json() for region in regions],
+                "processes": [child_json(child) for child in children],
                 "lag": [
                     {
                         "group": lag.group, "topic": lag.topic, "partition": lag.partition,
@@ -184,8 +183,9 @@ def status(context: typer.Context) -> None:
             }
         )  # fmt: skip
         return
-    _print_children(children, int(time.time() * 1e3))
+    print_children(children, int(time.time() * 1e3))
     print()
+    print_regions(regions)
     rows = [(lag.group, lag.topic, lag.partition, lag.messages, f"{lag.seconds:.2f}") for lag in lags]
     print_table(("group", "topic", "partition", "messages behind", "seconds behind"), rows)
 

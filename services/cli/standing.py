@@ -48,6 +48,7 @@ def registered(settings: Settings) -> list[ChildState]:
                 member.started_at_ms,
                 address=member.address,
                 process=ProcessId(member.pid, 0.0),
+                region=settings.region.name,
             )
             for service in SERVICES
             for member in members(coordination, service)

@@ -134,6 +134,7 @@ class Child:
             self.last_exit,
             self.address,
             self._id,
+            self.spec.region,
         )
 
 

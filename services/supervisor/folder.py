@@ -17,7 +17,10 @@ from typing import Final
 import msgspec
 import psutil
 
+from services.supervisor.places import Places
+
 _CREATE_TIME_SLACK_S: Final = 1.0
+_PLACES: Final = "regions.json"
 
 
 class AlreadyRunning(Exception):
@@ -27,6 +30,10 @@ class AlreadyRunning(Exception):
         self.pid = pid
         who = f"process {pid}" if pid else "another process"
         super().__init__(f"{who} already runs Headwater on {folder}")
+
+
+class PlacesUnreadable(Exception):
+    """The file with the numbers and ports of regions is damaged."""
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -66,6 +73,7 @@ class ChildState(msgspec.Struct, frozen=True):
     """How the last run ended: an exit code, or minus the signal."""
     address: str = ""
     process: ProcessId | None = None
+    region: str = "home"
 
 
 class SupervisorState(msgspec.Struct, frozen=True):
@@ -77,6 +85,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(SupervisorState)
+_places_decoder = msgspec.json.Decoder(Places)
 
 
 class RunFolder:
@@ -133,6 +142,19 @@ class RunFolder:
 
     def write_state(self, state: SupervisorState) -> None:
         self._write("state.json", msgspec.json.encode(state), 0o644)
+
+    def places(self) -> Places:
+        """What regions were given by former runs. Raises PlacesUnreadable: a region's number is not given again."""
+        try:
+            return _places_decoder.decode((self.path / _PLACES).read_bytes())
+        except FileNotFoundError:
+            return Places()
+        except msgspec.DecodeError as error:
+            raise PlacesUnreadable(f"{self.path / _PLACES} cannot be read: {error}") from error
+
+    def write_places(self, places: Places) -> None:
+        """Keep what regions were given."""
+        self._write(_PLACES, msgspec.json.encode(places), 0o644)
 
     def forget_announced(self) -> None:
         """Drop the notes of processes that were killed before; what runs announces itself anew."""

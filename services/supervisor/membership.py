@@ -32,18 +32,19 @@ class Probe(Protocol):
 
 
 class MembershipProbe:
-    """Reads coordination, and asks an API that calls itself ready for ``/health/ready``."""
+    """Reads the coordination store of each region, and asks an API that calls itself ready for ``/health/ready``."""
 
-    def __init__(self, coordination: Coordination) -> None:
-        self._coordination = coordination
+    def __init__(self, *stores: Coordination) -> None:
+        self._stores = stores
 
     def __call__(self) -> Mapping[str, Presence]:
         from services.coordination.membership import members
 
         found: dict[str, Presence] = {}
-        for service in SERVICES:
-            for member in members(self._coordination, service):
-                found[member.name] = Presence(member.pid, member.address, _is_ready(service, member))
+        for store in self._stores:
+            for service in SERVICES:
+                for member in members(store, service):
+                    found[member.name] = Presence(member.pid, member.address, _is_ready(service, member))
         return found
 
 

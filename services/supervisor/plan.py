@@ -1,4 +1,4 @@
-"""Which processes the settings ask for, and how each is started. Pure."""
+"""Which processes a region consists of, and how each is started. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from services.processes import SERVICES, limit_threads
 from services.settings.load import PREFIX
-from services.settings.model import Settings
+from services.supervisor.regions import Region
 
 STOP_ORDER: Final = ("api", "trainer", "processor", "parameter-server")
 """The API first, so that nothing more comes in; parameter servers last, so that they save all of it."""
@@ -24,31 +24,44 @@ class ChildSpec:
     service: str
     command: tuple[str, ...]
     stop_rank: int = 0
+    region: str = "home"
 
 
-def plan(settings: Settings, settings_file: Path) -> tuple[ChildSpec, ...]:
-    """The processes, in the order of their start: each group finds what it depends on already starting."""
+def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
+    """The processes of ``region``, in the order of their start: each group finds what it depends on already starting.
+
+    All of them read ``settings_file``. Only the home region has processors and trainers.
+    """
+    settings = region.settings
     counts = {
         "parameter-server": settings.parameters.servers,
-        "processor": settings.processor.count,
-        "trainer": settings.trainer.count,
+        "processor": settings.processor.count if region.home else 0,
+        "trainer": settings.trainer.count if region.home else 0,
         "api": 1,
     }
     assert set(counts) == set(SERVICES)
     return tuple(
         ChildSpec(
-            f"{service}-{number}",
+            name := region.child(service, number),
             service,
-            _command(service, f"{service}-{number}", settings_file),
+            _command(service, name, settings_file, _overrides(region, service, number)),
             STOP_ORDER.index(service),
+            region.name,
         )
         for service, count in counts.items()
         for number in range(count)
     )
 
 
-def _command(service: str, name: str, settings_file: Path) -> tuple[str, ...]:
-    program = (sys.executable, "-m", "services.cli.app", "--config", str(settings_file))
+def _overrides(region: Region, service: str, number: int) -> tuple[str, ...]:
+    """What one process has for itself beside the settings of all."""
+    if service != "parameter-server" or not region.servers:
+        return ()
+    return (f"--set=parameters.listen={region.servers[number]}",)
+
+
+def _command(service: str, name: str, settings_file: Path, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    program = (sys.executable, "-m", "services.cli.app", "--config", str(settings_file), *overrides)
     return (*program, "service", service, "--name", name, "--with-parent")
 
 

@@ -17,18 +17,16 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-import psutil
-
 from services.supervisor.children import Child
 from services.supervisor.folder import ChildState, ProcessId, RunFolder, SupervisorState
 from services.supervisor.logs import tail
 from services.supervisor.membership import Presence, Probe
+from services.supervisor.orphans import end_orphans
 from services.supervisor.plan import ChildSpec, child_environment
 from services.supervisor.restarts import RestartPolicy
 
 _STEP_S: Final = 0.05
 _PROBE_S: Final = 0.25
-_ORPHANS_S: Final = 15.0
 # With the delays between restarts this many take about ten seconds: what is wrong does not mend itself.
 _HOPELESS_RESTARTS: Final = 5
 
@@ -74,7 +72,7 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         try:
-            self._end_orphans()
+            end_orphans(self.folder)
             self._started_at_ms = self._now_ms()
             with self._lock:
                 for child in self._children:
@@ -186,16 +184,3 @@ class Supervisor:
             deadline = self._monotonic() + self._grace_s
             for child in together:
                 child.wait_stopped(max(0.0, deadline - self._monotonic()), self._now_ms())
-
-    def _end_orphans(self) -> None:
-        """Children of a killed supervisor end by themselves: wait, since they hold ports and files."""
-        before = self.folder.state()
-        ids = [child.process for child in before.children if child.process] if before else []
-        left = [process for id_ in ids if (process := id_.process()) is not None]
-        if not left:
-            return
-        log.warning("waiting for %d processes of a supervisor that was killed", len(left))
-        _gone, alive = psutil.wait_procs(left, timeout=_ORPHANS_S)
-        for process in alive:
-            process.kill()
-        psutil.wait_procs(alive, timeout=_ORPHANS_S)

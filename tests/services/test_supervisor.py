@@ -21,6 +21,7 @@ from services.supervisor.folder import AlreadyRunning, ProcessId, RunFolder
 from services.supervisor.logs import RotatingLog, pump, tail
 from services.supervisor.membership import Presence
 from services.supervisor.plan import ChildSpec, child_environment, plan
+from services.supervisor.regions import Region
 from services.supervisor.restarts import RestartHistory, RestartPolicy, after_end
 from services.supervisor.supervisor import NotReady, Supervisor
 
@@ -213,11 +214,13 @@ def test_restart_delays_grow_to_a_bound_and_start_over() -> None:
 
 def test_plan_follows_the_counts() -> None:
     overrides = ["parameters.servers=2", "processor.count=1", "trainer.count=3", "log.partitions=3"]
-    specs = plan(load_settings(overrides=overrides).settings, Path("/x.toml"))
+    specs = plan(Region(load_settings(overrides=overrides).settings), Path("/x.toml"))
     assert [child.name for child in specs] == [
         "parameter-server-0", "parameter-server-1", "processor-0", "trainer-0", "trainer-1", "trainer-2",
         "api-0",
     ]  # fmt: skip
+    assert {child.region for child in specs} == {"home"}
+    assert all("--set" not in " ".join(child.command) for child in specs)
     ranks = {child.service: child.stop_rank for child in specs}
     assert ranks["api"] < ranks["trainer"] < ranks["processor"] < ranks["parameter-server"]
     assert child_environment({"HEADWATER__LOG__PARTITIONS": "9", "HOME": "/h"}).keys() >= {"HOME"}

@@ -1,0 +1,224 @@
+"""Regions on one machine: what they are called, what their processes read, the numbers and ports that they keep."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.settings import Settings, SettingsError, load_settings, parse_address
+from services.settings.shards import written_shards
+from services.settings.show import to_toml
+from services.supervisor.folder import PlacesUnreadable, RunFolder
+from services.supervisor.places import PlaceBook, Places, port_is_free
+from services.supervisor.plan import plan
+from services.supervisor.regions import (
+    MAX_REGIONS,
+    Region,
+    Wanted,
+    lay_out,
+    read_names,
+    read_wanted,
+)
+
+DATA = Path("/data")
+
+
+def settings_of(*overrides: str) -> Settings:
+    return load_settings(overrides=[f"data.dir={DATA}", *overrides]).settings
+
+
+def book(places: Places | None = None, busy: Collection[int] = ()) -> PlaceBook:
+    """A book whose draws count up from 20,000; ``busy`` ports are others'."""
+    draws = itertools.count(20_000)
+    return PlaceBook(places or Places(), lambda _host, port: port not in busy, lambda *_range: next(draws))
+
+
+def three(*overrides: str, places: PlaceBook | None = None) -> tuple[Region, ...]:
+    return lay_out(settings_of(*overrides), Wanted(("home", "eu", "asia")), places or book())
+
+
+class TestNames:
+    def test_by_count(self) -> None:
+        assert read_names("1", "home") == ("home",)
+        assert read_names("5", "home") == ("home", "eu", "asia", "r4", "r5")
+
+    def test_by_name(self) -> None:
+        assert read_names("home, eu,us-1", "home") == ("home", "eu", "us-1")
+
+    @given(st.integers(1, MAX_REGIONS), st.sampled_from(["home", "eu", "asia", "r2", "r5", "x"]))
+    def test_are_as_many_as_asked_for_and_differ(self, count: int, home: str) -> None:
+        names = read_names(str(count), home)
+        assert names[0] == home
+        assert len(set(names)) == len(names) == count
+
+    @pytest.mark.parametrize(
+        ("regions", "links", "reason"),
+        [
+            ("0", (), "0 regions"),
+            ("65", (), "65 regions"),
+            ("home,eu,eu", (), "two regions have one name"),
+            ("home,Eu", (), "'Eu' is no name of a region"),
+            ("home,", (), "'' is no name of a region"),
+            ("home,../x", (), "no name of a region"),
+            ("2", ("asia:delay=80ms",), r"\(eu\), not to 'asia'"),
+            ("2", ("home:delay=80ms",), "beside home"),
+            ("1", ("eu:delay=80ms",), r"\(none\)"),
+            ("2", ("eu:delay=80ms", "eu:rate=1mbit"), "two links lead to eu"),
+            ("2", ("eu:speed=80ms",), "speed"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, regions: str, links: tuple[str, ...], reason: str) -> None:
+        with pytest.raises(ValueError, match=reason):
+            read_wanted(regions, links, "home")
+
+
+class TestLayout:
+    def test_one_region_is_the_settings_as_they_are(self) -> None:
+        settings = settings_of("parameters.servers=2")
+        places = book()
+        assert lay_out(settings, Wanted(("home",)), places) == (Region(settings),)
+        assert places.places == Places()
+
+    def test_home_stays_as_it_is_but_its_servers_have_known_addresses(self) -> None:
+        home = three("parameters.servers=2")[0]
+        assert home.settings == settings_of("parameters.servers=2")
+        assert home.servers == ("127.0.0.1:20000", "127.0.0.1:20001")
+
+    def test_each_further_region_has_its_own_and_follows_home(self) -> None:
+        home, eu, asia = three("parameters.servers=2", "log.partitions=2")
+        for number, region in enumerate((eu, asia), 1):
+            settings = region.settings
+            assert settings.region.number == number
+            assert settings.data.dir == DATA / "regions" / region.name
+            assert settings.data.shared == DATA
+            assert settings.sync.upstreams == home.servers
+            assert written_shards(settings) == frozenset()
+            assert settings.api.listen == f"127.0.0.1:{8080 + number}"
+            assert settings.parameters.servers == 2
+            assert (settings.log, settings.model) == (home.settings.log, home.settings.model)
+        assert written_shards(home.settings) == {0, 1, 2, 3}
+
+    def test_what_is_set_for_all_reaches_all_but_not_what_is_homes(self) -> None:
+        home, eu, _ = three("sync.precision=int8", "sync.writes=all", "api.advertise=http://h:1")
+        assert home.settings.sync.writes == "all"
+        assert (eu.settings.sync.precision, eu.settings.sync.writes) == ("int8", "auto")
+        assert eu.settings.api.advertise is None
+
+    def test_the_settings_of_every_region_are_right_and_read_back(self, tmp_path: Path) -> None:
+        for region in three("parameters.servers=2", "api.listen=[::1]:9000"):
+            file = tmp_path / f"{region.name}.toml"
+            file.write_text(to_toml(region.settings))
+            assert load_settings(file).settings == region.settings
+
+    @pytest.mark.parametrize(
+        ("listen", "reached"),
+        [
+            ("127.0.0.1:7400", "127.0.0.1:7400"),
+            ("0.0.0.0:7400", "127.0.0.1:7400"),
+            ("[::]:7400", "[::1]:7400"),
+        ],
+    )
+    def test_a_port_that_home_names_is_used(self, listen: str, reached: str) -> None:
+        home, eu, asia = three(f"parameters.listen={listen}", "rpc.keys=/keys")
+        assert home.servers == (listen,)
+        assert eu.settings.sync.upstreams == asia.settings.sync.upstreams == (reached,)
+        assert parse_address(eu.settings.parameters.listen).port == 0
+
+    def test_home_may_have_another_name_and_number(self) -> None:
+        regions = lay_out(settings_of("region.number=7"), Wanted(("us", "eu")), book())
+        assert [(one.name, one.settings.region.number) for one in regions] == [("us", 7), ("eu", 8)]
+
+    def test_one_coordination_store_for_all_is_refused(self) -> None:
+        with pytest.raises(SettingsError, match="a coordination store of its own"):
+            three("coordination.backend=etcd")
+
+
+class TestPlan:
+    def test_names_services_and_regions(self) -> None:
+        regions = three("parameters.servers=2")
+        specs = [spec for region in regions for spec in plan(region, Path(f"/{region.name}.toml"))]
+        assert [(spec.name, spec.region) for spec in specs] == [
+            *((name, "home") for name in ("parameter-server-0", "parameter-server-1")),
+            *((name, "home") for name in ("processor-0", "trainer-0", "api-0")),
+            *((f"{name}@eu", "eu") for name in ("server-0", "server-1", "api")),
+            *((f"{name}@asia", "asia") for name in ("server-0", "server-1", "api")),
+        ]
+        for spec in specs:
+            assert f"--config /{spec.region}.toml" in " ".join(spec.command)
+            assert spec.command[spec.command.index("--name") + 1] == spec.name
+
+    def test_only_homes_servers_are_told_where_to_listen(self) -> None:
+        specs = [spec for region in three("parameters.servers=2") for spec in plan(region, Path("/x"))]
+        told = {spec.name: part for spec in specs for part in spec.command if part.startswith("--set")}
+        assert told == {
+            "parameter-server-0": "--set=parameters.listen=127.0.0.1:20000",
+            "parameter-server-1": "--set=parameters.listen=127.0.0.1:20001",
+        }
+
+
+class TestPlaces:
+    def test_are_kept_over_restarts_also_of_regions_that_pause(self) -> None:
+        first = book()
+        before = three(places=first)
+        without_eu = book(first.places)
+        lay_out(settings_of(), Wanted(("home", "asia")), without_eu)
+        assert without_eu.places == first.places
+        assert three(places=book(without_eu.places)) == before
+
+    def test_a_number_is_never_given_to_another(self) -> None:
+        first = book()
+        three(places=first)
+        later = book(first.places)
+        (_, us) = lay_out(settings_of(), Wanted(("home", "us")), later)
+        assert us.settings.region.number == 3
+        with pytest.raises(SettingsError, match="1 is the number of region eu"):
+            lay_out(settings_of("region.number=1"), Wanted(("home", "eu")), later)
+
+    def test_numbers_end(self) -> None:
+        with pytest.raises(SettingsError, match="no number is left for region eu"):
+            lay_out(settings_of("region.number=255"), Wanted(("home", "eu")), book())
+
+    def test_what_another_took_is_chosen_anew(self) -> None:
+        first = book()
+        before = three("api.listen=127.0.0.1:0", places=first)
+        server = parse_address(before[0].servers[0]).port
+        after = three("api.listen=127.0.0.1:0", places=book(first.places, {server}))
+        assert after[0].servers != before[0].servers
+        assert after[1].settings.sync.upstreams == after[0].servers
+        assert after[1].settings.api.listen == before[1].settings.api.listen
+
+    def test_apis_come_after_homes_at_the_next_free_ports(self) -> None:
+        _, eu, asia = three("api.listen=127.0.0.1:9000", places=book(busy={9001}))
+        assert [parse_address(one.settings.api.listen).port for one in (eu, asia)] == [9002, 9003]
+
+    def test_no_port_twice(self) -> None:
+        same = PlaceBook(Places(), lambda _host, _port: True, lambda *_range: 20_000)
+        assert same.port("a", "127.0.0.1") == 20_000
+        with pytest.raises(OSError, match="no port for b") as caught:
+            same.port("b", "127.0.0.1")
+        assert caught.value.errno == errno.EADDRINUSE
+
+    @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+    def test_a_port_is_free_when_nobody_listens(self, family: socket.AddressFamily, host: str) -> None:
+        with socket.create_server((host, 0), family=family) as listener:
+            port = listener.getsockname()[1]
+            assert not port_is_free(host, port)
+        assert port_is_free(host, port)
+
+    def test_are_written_and_read(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path)
+        assert folder.places() == Places()
+        places = book()
+        three(places=places)
+        folder.write_places(places.places)
+        assert RunFolder(tmp_path).places() == places.places
+        (tmp_path / "run" / "regions.json").write_text("{")
+        with pytest.raises(PlacesUnreadable, match=r"regions\.json cannot be read"):
+            folder.places()
