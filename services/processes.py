@@ -26,6 +26,7 @@ SERVICES: Final[Mapping[str, str]] = {
     "processor": "services.processor.main",
     "trainer": "services.trainer.main",
     "api": "services.api.main",
+    "link": "services.wan.main",
 }
 """Every service that ``headwater service`` can start, with the module whose ``run`` serves it."""
 

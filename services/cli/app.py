@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli import config, data, events, keys, learn, model, recommend, service, stack
+from services.cli import config, data, events, keys, learn, link, model, recommend, service, stack
 from services.cli.context import Format, Options, hoist
 from services.cli.exits import HELP, Exit
 from services.cli.failures import code_of, tell
@@ -65,6 +65,7 @@ recommend.register(app)
 app.add_typer(events.app, name="events")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
+app.add_typer(link.app, name="link")
 app.add_typer(model.app, name="model")
 app.add_typer(service.app, name="service")
 

@@ -36,7 +36,9 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_cell(part)}" for key, part in value.items())
+    return ", ".join(map(_cell, value)) if isinstance(value, list) else str(value)
 
 
 @app.command("new-key")

@@ -32,6 +32,7 @@ _CODES: Final = {
     "services.messagelog.contract.LogError": Exit.BACKEND_UNAVAILABLE,
     "services.coordination.contract.CoordinationError": Exit.BACKEND_UNAVAILABLE,
     "services.rpc.errors.KeysError": Exit.SETTINGS,
+    "services.wan.types.AddressUnusable": Exit.SETTINGS,
     "services.parameter_server.types.ParametersUnavailable": Exit.BACKEND_UNAVAILABLE,
     "featurestore.online.StoreError": Exit.BACKEND_UNAVAILABLE,
     "featurestore.feature.SchemaError": Exit.SETTINGS,

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from services.settings import model
 from services.settings.units import parse_duration, parse_size
 
-Kind = Literal["bool", "duration", "list", "number", "size", "text"]
+Kind = Literal["bool", "duration", "list", "number", "size", "tables", "text"]
 _EXAMPLES: Final = {
     "bool": "true or false",
     "duration": 'a number of seconds, or text such as "250ms", "30s", "7d"',
@@ -54,7 +54,9 @@ class SettingKey:
         """
         if self.optional and text == "":
             return None
-        if self.kind == "list":
+        if self.kind == "tables" and not text.lstrip().startswith("["):
+            raise ValueError(f"{text!r} is not a TOML list of tables")
+        if self.kind in ("list", "tables"):
             return _parse_list(text)
         if self.kind in ("duration", "size"):
             number = _literal(text)
@@ -129,6 +131,7 @@ def _describe(section: str, key: str, field: FieldInfo, doc: str) -> SettingKey:
     )
     choices = tuple(str(choice) for choice in get_args(types[0])) if get_origin(types[0]) is Literal else ()
     kind = _kind(types[0], field)
+    allowed = _fields(types[0]) if kind == "tables" else _allowed(kind, choices, field)
     default = None if field.default is PydanticUndefined else field.default
     return SettingKey(
         section,
@@ -136,7 +139,7 @@ def _describe(section: str, key: str, field: FieldInfo, doc: str) -> SettingKey:
         kind,
         default,
         doc,
-        _allowed(kind, choices, field),
+        allowed,
         choices,
         _is_secret(types[0]),
         optional,
@@ -152,10 +155,24 @@ def _kind(annotation: object, field: FieldInfo) -> Kind:
     if parse_size in functions:
         return "size"
     if get_origin(annotation) is tuple:
-        return "list"
+        return "list" if _table(annotation) is None else "tables"
     if annotation is bool:
         return "bool"
     return "number" if annotation in (int, float) else "text"
+
+
+def _table(annotation: object) -> type[BaseModel] | None:
+    """What the tables of a list are, if it is one of tables."""
+    parts = get_args(annotation)
+    return parts[0] if parts and isinstance(parts[0], type) and issubclass(parts[0], BaseModel) else None
+
+
+def _fields(annotation: object) -> str:
+    table = _table(annotation)
+    assert table is not None
+    needed = ", ".join(name for name, field in table.model_fields.items() if field.is_required())
+    others = ", ".join(name for name, field in table.model_fields.items() if not field.is_required())
+    return f"tables with {needed} and, optionally, {others}"
 
 
 def _is_secret(annotation: object) -> bool:

@@ -12,6 +12,8 @@ from services.settings.model import ModelSettings, ParameterSettings, Settings
 from services.settings.problems import SettingProblem
 from services.settings.shards import ALLOWED as SHARDS
 from services.settings.shards import written_shards
+from services.wan.conditions import FORM as LINK_FORM
+from services.wan.conditions import parse_conditions
 
 SCOPES: Final = ("read", "write", "admin")
 MAX_EXPIRY_S: Final = 2**31 - 1
@@ -61,6 +63,8 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
         "api.advertise": settings.api.advertise,
         "parameters.listen": settings.parameters.listen,
         "parameters.advertise": settings.parameters.advertise,
+        "wan.control": settings.wan.control,
+        "wan.advertise": settings.wan.advertise,
     }
     for name, text in addresses.items():
         if text is not None and "://" not in text:
@@ -73,6 +77,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
     yield from _check_model(settings.model)
     yield from _check_replicas(settings.parameters)
     yield from _check_sync(settings)
+    yield from _check_links(settings)
     if settings.trainer.count > settings.log.partitions:
         yield SettingProblem(
             "trainer.count",
@@ -185,6 +190,42 @@ def _check_model(model: ModelSettings) -> Iterator[SettingProblem]:
             )
 
 
+def _check_links(settings: Settings) -> Iterator[SettingProblem]:
+    """Emulated links: each of its own name and address, with conditions that can be."""
+    names, places = set[str](), set[Address]()
+    for link in settings.wan.links:
+        found = [_unlike(link.conditions), _unlike(link.back or ""), _unreached(link.target)]
+        if link.name in names:
+            found.append("another link has this name")
+        try:
+            listen = parse_address(link.listen)
+            if listen.port and listen in places:
+                found.append(f"another link listens at {listen}")
+            places.add(listen)
+        except ValueError as error:
+            found.append(f"listen = {link.listen!r} {error}")
+        names.add(link.name)
+        for reason in filter(None, found):
+            yield SettingProblem("wan.links", link.name, "", reason, allowed=f"conditions: {LINK_FORM}")
+
+
+def _unlike(conditions: str) -> str:
+    """Why ``conditions`` are none of a link; an empty text where they are."""
+    try:
+        parse_conditions(conditions)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _unreached(target: str) -> str:
+    try:
+        port = parse_address(target).port
+    except ValueError as error:
+        return f"target = {target!r} {error}"
+    return "" if port else f"target = {target!r} has no port"
+
+
 def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:
     """Where our processes can be reached from elsewhere, or reach elsewhere, calls need keys."""
     if settings.rpc.create_keys and settings.rpc.keys is None:
@@ -197,6 +238,9 @@ def _check_rpc(settings: Settings) -> Iterator[SettingProblem]:
         ("parameters.listen", settings.parameters.listen, "others could reach this address"),
         ("parameters.advertise", settings.parameters.advertise, "others could reach this address"),
         *(("sync.upstreams", address, "this is another machine") for address in settings.sync.upstreams),
+        ("wan.control", settings.wan.control, "others could reach this address"),
+        ("wan.advertise", settings.wan.advertise, "others could reach this address"),
+        *(("wan.links", link.listen, "others could reach this address") for link in settings.wan.links),
     ]
     for name, text, why in addresses:
         try:

@@ -113,7 +113,9 @@ def _lines(text: str) -> dict[str, int]:
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped.startswith("[") and "]" in stripped and "=" not in stripped.split("]")[0]:
-            section = stripped[1 : stripped.index("]")].strip()
+            section = stripped.lstrip("[")[: stripped.lstrip("[").index("]")].strip()
+            if stripped.startswith("[["):
+                found.setdefault(section, number)
         elif "=" in stripped and not stripped.startswith("#"):
             key = stripped.split("=", 1)[0].strip().strip("\"'")
             found.setdefault(f"{section}.{key}" if section else key, number)
@@ -174,7 +176,9 @@ def _build(
             name = ".".join(str(part) for part in detail["loc"][:2])
             if name in given and name not in named:
                 named.add(name)
-                problems.append(_wrong(given[name], known[name], detail["msg"].removeprefix("Value error, ")))
+                within = "".join(f"{part}: " for part in detail["loc"][3:])
+                reason = within + detail["msg"].removeprefix("Value error, ")
+                problems.append(_wrong(given[name], known[name], reason))
         return None
 
 

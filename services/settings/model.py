@@ -210,6 +210,29 @@ class RpcSettings(Section):
     """Allow addresses that others can reach without keys. Whoever reaches them can read and change parameters."""
 
 
+class LinkSettings(Section):
+    """An emulated link: who connects to where it listens reaches its target, later and slower."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+    target: str
+    listen: str = "127.0.0.1:0"
+    conditions: str = ""
+    """Such as ``delay=80ms,rate=100mbit,jitter=5ms``, for each direction by itself. Empty: no delay, no limit."""
+    back: str | None = None
+    """Conditions of what the target sends, where they are not the same."""
+
+
+class WanSettings(Section):
+    """Emulated wide-area links (``headwater service link``), for trials and tests on one machine."""
+
+    links: tuple[LinkSettings, ...] = ()
+    """Tables ``[[wan.links]]`` with name, target and listen (HOST:PORT), conditions such as
+    ``delay=80ms,rate=100mbit,jitter=5ms``, and back where the other direction differs."""
+    control: str = "127.0.0.1:0"
+    """Where the process of the links listens for ``headwater link``."""
+    advertise: str | None = None
+
+
 class ModelSettings(Section):
     """Shape of the models trained online, and how their parameters are kept and learned: the same for every process.
     A model is declared with these once, by the first trainer; another shape needs another name."""
@@ -276,5 +299,6 @@ class Settings(Section):
     trainer: TrainerSettings = TrainerSettings()
     parameters: ParameterSettings = ParameterSettings()
     rpc: RpcSettings = RpcSettings()
+    wan: WanSettings = WanSettings()
     model: ModelSettings = ModelSettings()
     recommendation: RecommendationSettings = RecommendationSettings()

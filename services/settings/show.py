@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from services.settings.catalogue import SettingKey, catalogue, section_docs
 from services.settings.load import Loaded
@@ -16,7 +16,8 @@ from services.settings.model import Settings
 
 MASK: Final = "**********"
 _WIDTH: Final = 100
-Plain = None | bool | int | float | str | list[str]
+Simple = None | bool | int | float | str
+Plain = Simple | list[str] | list[dict[str, Simple]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ def _value(settings: Settings, key: SettingKey) -> object:
 def _plain(value: object, *, reveal: bool) -> Plain:
     if isinstance(value, SecretStr):
         return value.get_secret_value() if reveal else MASK
+    if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        return [table.model_dump(exclude_none=True) for table in value]
     if isinstance(value, tuple | list):
         return [str(_plain(part, reveal=reveal)) for part in value]
     if isinstance(value, Path):
@@ -124,4 +127,12 @@ def _plain(value: object, *, reveal: bool) -> Plain:
 
 def _literal(value: Plain) -> str:
     """A TOML value. JSON's strings, numbers, booleans and lists of strings are TOML's too, but for DEL."""
+    if isinstance(value, list):
+        return f"[{', '.join(_inline(part) for part in value)}]"
     return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _inline(part: str | dict[str, Simple]) -> str:
+    if isinstance(part, str):
+        return _literal(part)
+    return "{" + ", ".join(f"{key} = {_literal(value)}" for key, value in part.items()) + "}"

@@ -12,7 +12,7 @@ from services.processes import SERVICES, limit_threads
 from services.settings.load import PREFIX
 from services.supervisor.regions import Region
 
-STOP_ORDER: Final = ("api", "trainer", "processor", "parameter-server")
+STOP_ORDER: Final = ("api", "trainer", "processor", "parameter-server", "link")
 """The API first, so that nothing more comes in; parameter servers last, so that they save all of it."""
 
 
@@ -34,6 +34,7 @@ def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
     """
     settings = region.settings
     counts = {
+        "link": 1 if settings.wan.links else 0,
         "parameter-server": settings.parameters.servers,
         "processor": settings.processor.count if region.home else 0,
         "trainer": settings.trainer.count if region.home else 0,

@@ -392,7 +392,7 @@ class TestImport:
         assert "ml-100k" in ran.err
 
 
-@pytest.mark.parametrize("service", ["parameter-server", "processor", "trainer", "api"])
+@pytest.mark.parametrize("service", ["parameter-server", "processor", "trainer", "api", "link"])
 def test_the_entry_points_of_services_exist(service: str) -> None:
     from importlib.util import find_spec
 
