@@ -62,7 +62,8 @@ def assemble(api: Api, recommender: Recommends, checks: Mapping[str, Check]) -> 
     )
     events, users, items = EventRoutes(api), UserRoutes(api), ItemRoutes(api)
     recommendations, rankings = RecommendationRoutes(api, recommender), RankingRoutes(api, recommender)
-    similar, health = SimilarRoutes(api, recommender), HealthRoutes(checks, api.metrics)
+    similar = SimilarRoutes(api, recommender)
+    health = HealthRoutes(checks, api.metrics, api.settings.region.name)
     for routes in (events, recommendations, rankings, similar, items, users, health):
         app.include_router(routes.router(documented))
     app.add_exception_handler(Problem, _answer_problem)

@@ -18,6 +18,8 @@ from services.api.problems import Problem
 
 CHECK_S: Final = 1.0
 """A dependency that does not answer a check within this time counts as not reached."""
+RETRY_AFTER_S: Final = "1"
+"""Gateways that honour it look again soon: servers that fail over are back within two seconds."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
@@ -28,9 +30,10 @@ class Dependency(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state of this process."""
+    """The state of this process, and the region that it serves."""
 
     status: str
+    region: str
     dependencies: dict[str, Dependency]
 
 
@@ -38,11 +41,12 @@ Check = Callable[[], Awaitable[Dependency]]
 
 
 class HealthRoutes:
-    """Health by named ``checks``; a check may raise Problem, which counts as not well."""
+    """Health of an API of ``region`` by named ``checks``; a check may raise Problem, which counts as not well."""
 
-    def __init__(self, checks: Mapping[str, Check], metrics: ApiMetrics) -> None:
+    def __init__(self, checks: Mapping[str, Check], metrics: ApiMetrics, region: str) -> None:
         self._checks = checks
         self._metrics = metrics
+        self._region = region
 
     async def live(self, request: Request) -> Response:
         """Whether the process answers at all."""
@@ -51,14 +55,18 @@ class HealthRoutes:
     async def ready(self, request: Request) -> Response:
         """Whether every dependency is reached, the model loaded and warmed up (503 if not)."""
         health = await self.state()
-        return json_response(health, 200 if health.status == "ready" else 503)
+        if health.status == "ready":
+            return json_response(health)
+        response = json_response(health, 503)
+        response.headers["Retry-After"] = RETRY_AFTER_S
+        return response
 
     async def state(self) -> Health:
         """All checks, run side by side."""
         found = await asyncio.gather(*(self._run(check) for check in self._checks.values()))
         dependencies = dict(zip(self._checks, found, strict=True))
         ready = all(dependency.ok for dependency in found)
-        return Health("ready" if ready else "not_ready", dependencies)
+        return Health("ready" if ready else "not_ready", self._region, dependencies)
 
     async def _run(self, check: Check) -> Dependency:
         try:

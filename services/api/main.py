@@ -19,13 +19,16 @@ from services.api.app import assemble
 from services.api.context import Api, wall_clock_ms
 from services.api.ingest import Ingest
 from services.api.metrics import ApiMetrics
+from services.api.reach import Reach
 from services.api.readiness import Readiness
 from services.api.serving.stack import Serving, open_serving
 from services.api.store import AsyncStore
-from services.backends import open_coordination, open_log, open_store
+from services.backends import open_coordination, open_log, open_security, open_store
 from services.coordination.contract import Coordination
 from services.coordination.membership import Member, Registration
 from services.modelling import open_schema
+from services.parameter_server.client import AsyncParameterClient
+from services.parameter_server.client.readers import Reading
 from services.settings import Address, Settings, SettingsError, parse_address
 from services.settings.checks import check
 from services.topics import EVENTS
@@ -65,7 +68,8 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         api = Api(settings, open_schema(settings), ingest, store, metrics, events.incarnation(EVENTS))
         serving = open_serving(api, coordination, events.partitions(EVENTS))
         stack.push_async_callback(serving.close)
-        readiness = Readiness(api, serving, events, coordination)
+        reach = _reach(settings, coordination, stack)
+        readiness = Readiness(api, serving, events, coordination, reach)
         app = assemble(api, serving.recommender, readiness.checks()).asgi
         _measure(api, serving)
         registration = _register(settings, name, coordination, _address_of(listener))
@@ -76,6 +80,15 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         stack.push_async_callback(_cancel, becoming)
         log.info("serving at %s", registration.member.address)
         await _serve_http(app, listener, stop)
+
+
+def _reach(settings: Settings, coordination: Coordination, stack: AsyncExitStack) -> Reach:
+    """What looks for the parameter servers: with a client of its own, so that it touches no kept rows."""
+    client = AsyncParameterClient(
+        coordination, security=open_security(settings), reading=Reading(settings.parameters.reads)
+    )
+    stack.push_async_callback(client.close)
+    return Reach(client, settings.model.name, settings.region.name)
 
 
 async def _serve_http(app: Callable[..., object], listener: socket.socket, stop: threading.Event) -> None:

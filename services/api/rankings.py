@@ -49,6 +49,7 @@ class Ranking(msgspec.Struct, frozen=True):
     """The items in order, best first, and what the order rests on."""
 
     recommendation_id: str
+    region: str
     model_version: str | None
     parameters_as_of: str | None
     parameters_as_of_ms: int | None
@@ -101,6 +102,7 @@ class RankingRoutes:
         return json_response(
             Ranking(
                 recommendation_id=self._api.event_ids.make(),
+                region=self._api.settings.region.name,
                 model_version=picks.model_version,
                 parameters_as_of=None if as_of_ms is None else rfc3339(as_of_ms),
                 parameters_as_of_ms=as_of_ms,

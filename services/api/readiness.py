@@ -10,6 +10,7 @@ from typing import Final
 
 from services.api.context import Api
 from services.api.health import Check, Dependency, HealthRoutes
+from services.api.reach import Reach
 from services.api.serving.queries import Query
 from services.api.serving.stack import Serving
 from services.coordination.contract import Coordination, CoordinationError
@@ -26,11 +27,14 @@ log = logging.getLogger(__name__)
 class Readiness:
     """The checks behind ``/health/ready``."""
 
-    def __init__(self, api: Api, serving: Serving, events: MessageLog, coordination: Coordination) -> None:
+    def __init__(
+        self, api: Api, serving: Serving, events: MessageLog, coordination: Coordination, reach: Reach
+    ) -> None:
         self._api = api
         self._serving = serving
         self._events = events
         self._coordination = coordination
+        self._reach = reach
         self._warm = False
 
     def checks(self) -> Mapping[str, Check]:
@@ -39,6 +43,7 @@ class Readiness:
             "log": self._log,
             "features": self._features,
             "coordination": self._coordinated,
+            "parameters": self._reach.check,
             "items": self._items,
             "model": self._model,
             "warm_up": self._warmed,
@@ -46,7 +51,7 @@ class Readiness:
 
     async def announce(self, registration: Registration) -> None:
         """Warm up when there is something to warm up with, then say ready in the registry."""
-        health = HealthRoutes(self.checks(), self._api.metrics)
+        health = HealthRoutes(self.checks(), self._api.metrics, self._api.settings.region.name)
         while not self._warm:
             if (await self._items()).ok and (await self._model()).ok:
                 deadline_s = asyncio.get_running_loop().time() + WARM_UP_S

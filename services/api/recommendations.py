@@ -88,10 +88,12 @@ class NewestEventReply(msgspec.Struct, frozen=True):
 
 
 class Recommendations(msgspec.Struct, frozen=True):
-    """A list and what it rests on. ``parameters_as_of``: acceptance time of the newest event of the user's
-    partition that is in all parameters used. ``cursor`` goes on without repeats; null at the end."""
+    """A list and what it rests on. ``region``: whose parameters it was made with. ``parameters_as_of``: acceptance
+    time of the newest event of the user's partition that is in all parameters used. ``cursor`` goes on without
+    repeats; null at the end."""
 
     recommendation_id: str
+    region: str
     model_version: str | None
     parameters_as_of: str | None
     parameters_as_of_ms: int | None
@@ -256,6 +258,7 @@ class RecommendationRoutes:
         as_of_ms = picks.as_of.accepted_at_ms if picks.as_of is not None else None
         return Recommendations(
             recommendation_id=self._api.event_ids.make(),
+            region=self._api.settings.region.name,
             model_version=picks.model_version,
             parameters_as_of=None if as_of_ms is None else rfc3339(as_of_ms),
             parameters_as_of_ms=as_of_ms,

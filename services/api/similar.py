@@ -30,6 +30,7 @@ class SimilarItems(msgspec.Struct, frozen=True):
     """Items near ``item_id``, nearest first."""
 
     item_id: str
+    region: str
     model_version: str | None
     took_ms: float
     degraded: bool
@@ -61,7 +62,10 @@ class SimilarRoutes:
         picks = await self._recommender.similar(query, item_id)
         took_ms = round((time.perf_counter() - started) * 1e3, 3)
         items = [item_reply(pick, None) for pick in picks.items]
-        return json_response(SimilarItems(item_id, picks.model_version, took_ms, picks.degraded, items))
+        region = self._api.settings.region.name
+        return json_response(
+            SimilarItems(item_id, region, picks.model_version, took_ms, picks.degraded, items)
+        )
 
     def router(self, documented: Documented) -> APIRouter:
         """The route."""

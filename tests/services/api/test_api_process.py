@@ -115,9 +115,10 @@ def test_an_address_open_to_others_needs_a_key(tmp_path: Path) -> None:
 
 
 def test_ready_names_every_dependency(live: Stack) -> None:
-    dependencies = live.http.get("/health/ready").json()["dependencies"]
-    names = {"log", "features", "coordination", "items", "model", "warm_up"}
-    assert {name for name, state in dependencies.items() if state["ok"]} == names
+    health = live.http.get("/health/ready").json()
+    names = {"log", "features", "coordination", "parameters", "items", "model", "warm_up"}
+    assert {name for name, state in health["dependencies"].items() if state["ok"]} == names
+    assert health["region"] == "home"
 
 
 def test_a_like_is_in_the_next_list_that_asks_for_it(live: Stack) -> None:
@@ -186,8 +187,13 @@ def test_parameter_servers_that_die_degrade_lists_and_come_back(live: Stack) -> 
     assert body["degraded"]
     assert {item["source"] for item in body["items"]} == {"popular_fallback"}
     assert len(ids(body)) == 10
+    health = live.http.get("/health/ready")
+    assert (health.status_code, health.headers["Retry-After"]) == (503, "1")
+    lost = {name: of["detail"] for name, of in health.json()["dependencies"].items() if not of["ok"]}
+    assert lost == {"parameters": "region home: no answer from parameter-server-0"}
     live.parameter_server.start()
     eventually(lambda: not live.recommend(user_id="user-1")["degraded"], 60)
+    eventually(lambda: live.http.get("/health/ready").status_code == 200, 10)
     accepted = live.like("user-1", ids(live.recommend(user_id="user-1"))[0])
     body = live.recommend(user_id="user-1", min_freshness=accepted["token"], deadline_ms=20_000)
     assert not body["degraded"]
