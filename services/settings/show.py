@@ -50,6 +50,11 @@ def to_toml(settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def override(name: str, value: object) -> str:
+    """``section.key=value`` as ``--set`` takes it, which reads back as ``value``. **A secret stands in it plainly.**"""
+    return f"{name}={_literal(_plain(value, reveal=True))}"
+
+
 def defaults_toml() -> str:
     """Every setting as a comment with its default, meaning and what it takes: a file to start from."""
     lines = [

@@ -10,6 +10,8 @@ from typing import Final
 
 from services.processes import SERVICES, limit_threads
 from services.settings.load import PREFIX
+from services.settings.model import LinkSettings
+from services.settings.show import override
 from services.supervisor.regions import Region
 
 STOP_ORDER: Final = ("api", "trainer", "processor", "parameter-server", "link")
@@ -30,7 +32,7 @@ class ChildSpec:
 def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
     """The processes of ``region``, in the order of their start: each group finds what it depends on already starting.
 
-    All of them read ``settings_file``. Only the home region has processors and trainers.
+    All of them read ``settings_file``. Only the home region has processors and trainers, and emulated links to others.
     """
     settings = region.settings
     counts = {
@@ -41,7 +43,7 @@ def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
         "api": 1,
     }
     assert set(counts) == set(SERVICES)
-    return tuple(
+    own = tuple(
         ChildSpec(
             name := region.child(service, number),
             service,
@@ -51,6 +53,16 @@ def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
         )
         for service, count in counts.items()
         for number in range(count)
+    )
+    return (*own, *(_link(name, links, settings_file) for name, links in region.links.items()))
+
+
+def _link(region: str, links: tuple[LinkSettings, ...], settings_file: Path) -> ChildSpec:
+    """The process of the emulated links that lead to ``region``."""
+    name = f"link@{region}"
+    given = (f"--set={override('wan.links', links)}",)
+    return ChildSpec(
+        name, "link", _command("link", name, settings_file, given), STOP_ORDER.index("link"), region
     )
 
 

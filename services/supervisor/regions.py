@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
 from services.settings.checks import Address, parse_address
-from services.settings.model import DataSettings, RegionSettings, Settings
+from services.settings.model import DataSettings, LinkSettings, RegionSettings, Settings, WanSettings
 from services.settings.problems import SettingProblem, SettingsError
 from services.supervisor.places import PlaceBook
 from services.wan.conditions import LinkConditions, parse_named
@@ -30,11 +30,13 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class Region:
     """One region on this machine. ``settings``: what its processes read. ``servers``: where its parameter servers
-    listen, by number; empty where each chooses for itself."""
+    listen, by number; empty where each chooses for itself. ``links``: emulated ones that lead to it, by the region
+    at their other end; only the home region has some, so that one command finds them all."""
 
     settings: Settings
     servers: tuple[str, ...] = ()
     home: bool = True
+    links: Mapping[str, tuple[LinkSettings, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -114,11 +116,29 @@ def lay_out(settings: Settings, wanted: Wanted, book: PlaceBook) -> tuple[Region
         return (Region(home),)
     _check(home)
     servers = tuple(_listens(home, book))
-    others = [_follower(home, name, servers, place, book) for place, name in enumerate(wanted.names[1:], 1)]
-    return (Region(home, servers), *others)
+    reached = tuple(_reached(address) for address in servers)
+    links = {
+        name: tuple(_links(name, conditions, reached, book)) for name, conditions in wanted.links.items()
+    }
+    others = [
+        _follower(home, name, [link.listen for link in links.get(name, ())] or reached, place, book)
+        for place, name in enumerate(wanted.names[1:], 1)
+    ]
+    return (Region(home, servers, links=links), *others)
 
 
-def _follower(home: Settings, name: str, upstreams: tuple[str, ...], place: int, book: PlaceBook) -> Region:
+def _links(
+    name: str, conditions: LinkConditions, targets: Sequence[str], book: PlaceBook
+) -> Iterator[LinkSettings]:
+    """A link from region ``name`` to each of ``targets``: one process serves all, but each has the whole rate."""
+    for number, target in enumerate(targets):
+        link = name if len(targets) == 1 else f"{name}-{number}"
+        host = parse_address(target).host
+        listen = str(Address(host, book.port(f"link@{link}", host)))
+        yield LinkSettings(name=link, target=target, listen=listen, conditions=str(conditions))
+
+
+def _follower(home: Settings, name: str, upstreams: Sequence[str], place: int, book: PlaceBook) -> Region:
     """The region ``name``, number ``place`` after home, which follows the parameter servers at ``upstreams``."""
     api, first = parse_address(home.api.listen), home.region.number
     try:
@@ -132,13 +152,12 @@ def _follower(home: Settings, name: str, upstreams: tuple[str, ...], place: int,
             home,
             data=DataSettings(dir=folder_of(home.data.dir, name), shared=home.data.shared or home.data.dir),
             region=RegionSettings(name=name, number=number),
-            sync=home.sync.model_copy(
-                update={"upstreams": tuple(_reached(address) for address in upstreams), "writes": "auto"}
-            ),
+            sync=home.sync.model_copy(update={"upstreams": tuple(upstreams), "writes": "auto"}),
             api=home.api.model_copy(update={"listen": str(Address(api.host, port)), "advertise": None}),
             parameters=home.parameters.model_copy(
                 update={"listen": str(Address(chosen.host, 0)), "advertise": None}
             ),
+            wan=WanSettings(),
         ),
         home=False,
     )

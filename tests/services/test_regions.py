@@ -163,6 +163,40 @@ class TestPlan:
         }
 
 
+class TestLinks:
+    WANTED = read_wanted("3", ["eu:delay=80ms,rate=100mbit"], "home")
+
+    def test_a_region_follows_home_through_its_link_and_another_directly(self) -> None:
+        home, eu, asia = lay_out(settings_of(), self.WANTED, book())
+        (link,) = home.links["eu"]
+        assert (link.name, link.target, link.conditions) == ("eu", home.servers[0], "delay=80ms,rate=100mbit")
+        assert eu.settings.sync.upstreams == (link.listen,)
+        assert asia.settings.sync.upstreams == home.servers
+        assert parse_address(link.listen).port not in (0, parse_address(link.target).port)
+
+    def test_each_server_of_home_has_a_link_of_its_own(self) -> None:
+        home, eu, _ = lay_out(settings_of("parameters.servers=2"), self.WANTED, book())
+        assert [(link.name, link.target) for link in home.links["eu"]] == [
+            ("eu-0", home.servers[0]),
+            ("eu-1", home.servers[1]),
+        ]
+        assert eu.settings.sync.upstreams == tuple(link.listen for link in home.links["eu"])
+
+    def test_one_process_a_region_which_is_told_its_links_alone(self) -> None:
+        home, *others = lay_out(settings_of("parameters.servers=2"), self.WANTED, book())
+        (spec,) = [spec for spec in plan(home, Path("/home.toml")) if spec.service == "link"]
+        assert (spec.name, spec.region) == ("link@eu", "eu")
+        overrides = [part.removeprefix("--set=") for part in spec.command if part.startswith("--set=")]
+        assert load_settings(overrides=overrides).settings.wan.links == home.links["eu"]
+        assert not [spec for one in others for spec in plan(one, Path("/x")) if spec.service == "link"]
+
+    def test_links_of_the_settings_are_homes_alone(self) -> None:
+        given_ = 'wan.links=[{name = "mine", target = "127.0.0.1:1"}]'
+        home, eu, _ = three(given_)
+        assert [spec.name for spec in plan(home, Path("/x")) if spec.service == "link"] == ["link-0"]
+        assert eu.settings.wan.links == ()
+
+
 class TestPlaces:
     def test_are_kept_over_restarts_also_of_regions_that_pause(self) -> None:
         first = book()
