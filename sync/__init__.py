@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sync.changes import Cursor
     from sync.clock import HybridClock, system_time_us
-    from sync.dense import DenseValues
     from sync.errors import (
         BadPush,
         BadShape,
         BadSpec,
+        ClockAhead,
         OutOfOrder,
         PeerFault,
         RecordDamaged,
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     )
     from sync.placement import shard_of, single_shard
     from sync.pushes import Push, PushOutcome, PushTable, Source, Watermark
-    from sync.records import Delta, Graves, Head, Rows
-    from sync.shard import Shard, ShardState
+    from sync.records import Delta, Generation, Graves, Head, Learned, Rows, Update
+    from sync.replica import Replica, ShardState, Token
+    from sync.shard import Shard
     from sync.snapshot import decode, encode, encode_buffers
     from sync.spec import Initialiser, Optimiser, Segment, TableSpec
     from sync.stream import Changes
@@ -39,13 +40,15 @@ __all__ = [
     "BadShape",
     "BadSpec",
     "Changes",
+    "ClockAhead",
     "Cursor",
     "Delta",
-    "DenseValues",
+    "Generation",
     "Graves",
     "Head",
     "HybridClock",
     "Initialiser",
+    "Learned",
     "Optimiser",
     "OutOfOrder",
     "PeerFault",
@@ -53,6 +56,7 @@ __all__ = [
     "PushOutcome",
     "PushTable",
     "RecordDamaged",
+    "Replica",
     "Rows",
     "Segment",
     "Shard",
@@ -62,8 +66,10 @@ __all__ = [
     "SyncError",
     "TableFull",
     "TableSpec",
+    "Token",
     "TooManySources",
     "UnknownTable",
+    "Update",
     "Watermark",
     "decode",
     "encode",
@@ -77,15 +83,15 @@ __all__ = [
 _HOMES: Final = {
     "changes": ("Cursor",),
     "clock": ("HybridClock", "system_time_us"),
-    "dense": ("DenseValues",),
     "errors": (
-        "BadPush", "BadShape", "BadSpec", "OutOfOrder", "PeerFault", "RecordDamaged", "SnapshotDamaged",
+        "BadPush", "BadShape", "BadSpec", "ClockAhead", "OutOfOrder", "PeerFault", "RecordDamaged", "SnapshotDamaged",
         "SyncError", "TableFull", "TooManySources", "UnknownTable",
     ),
     "placement": ("shard_of", "single_shard"),
     "pushes": ("Push", "PushOutcome", "PushTable", "Source", "Watermark"),
-    "records": ("Delta", "Graves", "Head", "Rows"),
-    "shard": ("Shard", "ShardState"),
+    "records": ("Delta", "Generation", "Graves", "Head", "Learned", "Rows", "Update"),
+    "replica": ("Replica", "ShardState", "Token"),
+    "shard": ("Shard",),
     "snapshot": ("decode", "encode", "encode_buffers"),
     "spec": ("Initialiser", "Optimiser", "Segment", "TableSpec"),
     "stream": ("Changes",),

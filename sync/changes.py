@@ -5,6 +5,10 @@ Every write of a row takes the next number of the shard's sequence, and the row'
 newest. A ring entry counts only while its row still carries the entry's number; an older one was superseded
 by a later entry. A reader at sequence s gets each row with ``changed_at`` > s once, at its newest value, in
 the order of the sequence. So a reader that stops after any entry has missed nothing up to it.
+
+The ring is also the update cache of replication (Ekko): every row that is written enters it, and what is evicted
+joins its version into the dominator. So every stored row whose version the dominator does not cover is in the
+ring, and who knows what the dominator knows can be answered from the ring alone.
 """
 
 from __future__ import annotations
@@ -15,13 +19,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sync.kernel import i32, i64, inp, kernel, out, u32, u64, void
+from sync.columns import Columns
+from sync.kernel import f32, i32, i64, inp, kernel, out, u32, u64, void
+from sync.knowledge import joined, vector_of
 
 Sequences = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
+Times = npt.NDArray[np.uint64]
+Writers = npt.NDArray[np.uint32]
+Priorities = npt.NDArray[np.float32]
 
 BEGINNING: Final = 0
 _BINS: Final = 4_096
+_RECENT: Final = 4_096
+"""Entries that say which priorities are high at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +50,23 @@ class Cursor:
     slot: int = 0
 
 
-@kernel(void(inp(i32), inp(u64), inp(u32), i64, out(u64), out(u32), out(i64), out(i64), out(i32)))
-def mark_changed(
+@kernel(
+    void(
+        inp(i32), inp(u64), inp(u32), inp(f32), i64, out(u64), out(u32), out(i64), out(i64), out(i32), out(f32)
+    )
+)  # fmt: skip
+def _mark(
     slots: Slots,
-    time: npt.NDArray[np.uint64],
-    writer: npt.NDArray[np.uint32],
+    time: Times,
+    writer: Writers,
+    priority: Priorities,
     sequence: int,
-    version_time: npt.NDArray[np.uint64],
-    version_writer: npt.NDArray[np.uint32],
+    version_time: Times,
+    version_writer: Writers,
     changed_at: Sequences,
     ring_sequences: Sequences,
     ring_slots: Slots,
+    ring_priorities: Priorities,
 ) -> None:
     """Stamp each slot [N] with its version (``time``, ``writer`` [N]) and the numbers after ``sequence``, and
     enter it into the ring, whose next place is kept in the extra last element of ``ring_sequences``."""
@@ -62,8 +79,26 @@ def mark_changed(
         changed_at[slot] = sequence + i + 1
         ring_sequences[at] = sequence + i + 1
         ring_slots[at] = slot
+        ring_priorities[at] = priority[i]
         at = at + 1 if at + 1 < capacity else 0
     ring_sequences[capacity] = at
+
+
+@kernel(i64(i64, inp(i64), inp(i64), inp(i32), out(i32)))
+def _evicted(
+    count: int, changed_at: Sequences, ring_sequences: Sequences, ring_slots: Slots, slots: Slots
+) -> int:
+    """The slots whose newest entry is among the ring's next ``count`` places; returns how many there are."""
+    capacity = ring_slots.shape[0]
+    at = int(ring_sequences[capacity])
+    found = 0
+    for _ in range(count):
+        sequence = ring_sequences[at]
+        if sequence > 0 and changed_at[ring_slots[at]] == sequence:
+            slots[found] = ring_slots[at]
+            found += 1
+        at = at + 1 if at + 1 < capacity else 0
+    return found
 
 
 @kernel(i64(i64, i64, inp(i64), inp(i64), inp(i32), out(i64), out(i32)))
@@ -123,13 +158,63 @@ def _bound(after: int, newest: int, limit: int, changed_at: Sequences) -> int:
 class ChangeRing:
     """The newest changes of one table."""
 
-    __slots__ = ("_base", "ring_sequences", "ring_slots")
+    __slots__ = ("_base", "dominator", "ring_priorities", "ring_sequences", "ring_slots")
 
     def __init__(self, capacity: int, base: int = BEGINNING) -> None:
         """``base``: changes up to it were never entered."""
         self._base = base
         self.ring_sequences: Sequences = np.zeros(capacity + 1, np.int64)
         self.ring_slots: Slots = np.zeros(capacity, np.int32)
+        self.ring_priorities: Priorities = np.zeros(capacity, np.float32)
+        self.dominator: dict[int, int] = {}
+        """By writer: a row whose version is newer than this is in the ring."""
+
+    def enter(
+        self,
+        slots: Slots,
+        time: Times,
+        writer: Writers,
+        priority: Priorities,
+        sequence: int,
+        columns: Columns,
+    ) -> None:
+        """Stamp ``slots`` [N] in ``columns`` with their versions [N] and the numbers after ``sequence``, and enter
+        them with their ``priority`` [N]."""
+        capacity = len(self.ring_slots)
+        for first in range(0, len(slots), capacity):
+            some = slice(first, first + capacity)
+            self._evict(len(slots[some]), columns)
+            _mark(
+                slots[some], time[some], writer[some], priority[some], sequence + first,
+                columns.version_time, columns.version_writer, columns.changed_at,
+                self.ring_sequences, self.ring_slots, self.ring_priorities,
+            )  # fmt: skip
+
+    def _evict(self, count: int, columns: Columns) -> None:
+        """Note the versions of the rows that the next ``count`` entries drive out."""
+        slots = np.empty(count, np.int32)
+        found = _evicted(count, columns.changed_at, self.ring_sequences, self.ring_slots, slots)
+        if found:
+            out_of = slots[:found]
+            evicted = vector_of(columns.version_time[out_of], columns.version_writer[out_of])
+            self.dominator = joined(self.dominator, evicted)
+
+    def urgent(self, sequence: int, least: float, changed_at: Sequences) -> tuple[Sequences, Slots]:
+        """The entries after ``sequence`` whose priority is at least ``least``, newest state only, ascending."""
+        wanted = (self.ring_sequences[:-1] > sequence) & (self.ring_priorities >= np.float32(least))
+        places = np.flatnonzero(wanted)
+        sequences, slots = self.ring_sequences[places], self.ring_slots[places]
+        newest = changed_at[slots] == sequences
+        order = np.argsort(sequences[newest])
+        return sequences[newest][order], slots[newest][order]
+
+    def quantile(self, share: float) -> float:
+        """The priority that the highest ``share`` of the ring's newest entries have at least."""
+        capacity = len(self.ring_slots)
+        at = int(self.ring_sequences[capacity])
+        recent = np.arange(at - min(capacity, _RECENT), at) % capacity
+        known = recent[self.ring_sequences[recent] > 0]
+        return float(np.quantile(self.ring_priorities[known], 1.0 - share)) if len(known) else 0.0
 
     @property
     def floor(self) -> int:

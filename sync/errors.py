@@ -8,6 +8,8 @@ Exceptions::
     │   ├── UnknownTable     it names a table that this shard does not hold
     │   ├── BadShape         arrays whose shape, type or keys do not fit the table
     │   ├── BadPush          an offset or predecessor that no log can produce
+    │   ├── OutOfOrder       a step that does not follow the newest one
+    │   ├── ClockAhead       a version further in the future than clocks may differ
     │   └── TooManySources   one more source of pushes than the bound allows
     ├── TableFull            the bound on rows is reached; nothing was changed
     ├── RecordDamaged        bytes or arrays that are not a whole, unaltered record
@@ -44,6 +46,10 @@ class BadPush(PeerFault):
 
 class OutOfOrder(PeerFault):
     """The step does not follow the newest one: something before it is missing, or its owner was deposed."""
+
+
+class ClockAhead(PeerFault):
+    """A version is further in the future than the clocks of two machines may differ."""
 
 
 class TooManySources(PeerFault):

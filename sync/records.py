@@ -4,6 +4,8 @@ A shard at rest is a ``Head`` and any number of ``Rows`` and ``Graves``; what ha
 of ``Delta``, numbered by position without gaps. Snapshot files, the log of updates, copies to another server
 and replication all carry these four and nothing else.
 
+What replicas of different regions tell each other is an ``Update``; to take one over is a step like any other.
+
 A delta holds the rows as they are after a push, not its gradients. So applying it again, or to a copy that was
 read row by row while pushes went on, gives the same: a copy that began at position p is whole once every delta
 after p, up to the end of the reading, was applied to it.
@@ -19,7 +21,8 @@ import numpy.typing as npt
 
 from sync.admission import SketchState
 from sync.guard import NormState
-from sync.pushes import Progress, Source
+from sync.knowledge import NO_HORIZON, Horizon, Knowledge
+from sync.pushes import Progress, Source, Watermarks
 from sync.spec import TableSpec
 
 Keys = npt.NDArray[np.uint64]
@@ -55,14 +58,73 @@ class Graves:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """A published generation of a dense table: ``values`` [rows, d], read-only, and the version of its publication.
+
+    ``number`` grows with each publication that changed something (0: the initial values). Two owners may publish
+    different values under one number; readers compare the writer, too.
+    """
+
+    table: str
+    number: int
+    values: Floats
+    time: int
+    writer: int
+    watermarks: Watermarks = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a replica may claim from now on, once it holds all that belongs to it: knowledge and its horizon, to be
+    joined with its own, and how far the sources of pushes have come."""
+
+    knowledge: Knowledge
+    horizon: Horizon = NO_HORIZON
+    progress: tuple[tuple[Source, Progress], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A piece of what one replica tells another: newest states of rows, graves and dense generations.
+
+    ``epochs``: the fencing epoch of each writer in it, which leads its versions. ``urgent``: of high priority.
+    ``learned`` comes with the last piece of an exchange, and only then may knowledge move.
+    """
+
+    rows: tuple[Rows, ...] = ()
+    graves: tuple[Graves, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    urgent: bool = False
+    learned: Learned | None = None
+
+    @property
+    def versioned(self) -> tuple[Rows | Graves, ...]:
+        """Everything that has keys, each with a version."""
+        return (*self.rows, *self.graves)
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what it takes on the wire, in float32."""
+        rows = sum(r.values.nbytes + r.state.nbytes + 20 * len(r.keys) for r in self.rows)
+        dense = sum(one.values.nbytes + 64 for one in self.generations)
+        vector = 0 if self.learned is None else 12 * len(self.learned.knowledge) + 64
+        return 64 + rows + sum(20 * len(g.keys) for g in self.graves) + dense + vector
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """One atomic step of a shard.
 
     ``position``: one more than the step before. ``epoch``: the fencing epoch of the owner that wrote it.
     ``clock``: the owner's last version time. ``progress``: the sources that advanced. ``counted``: keys that a
     push counted for admission, by table; ``norms``: running gradient norms that moved. ``published``: dense
-    tables whose live values became the generation named; ``collected``: tables whose graves up to the version
-    time named were forgotten.
+    tables whose live values became the generation named, at version time ``clock``; ``collected``: tables whose
+    graves up to these versions were forgotten.
+
+    A step that took over what another replica wrote, instead of writing itself, has ``learned``, maybe of nothing;
+    ``epochs`` of the writers in it; ``generations`` published elsewhere; and ``dropped``, rows that are gone and whose
+    graves nobody has any more.
     """
 
     epoch: int
@@ -75,15 +137,19 @@ class Delta:
     counted: tuple[tuple[str, Keys], ...] = ()
     norms: tuple[tuple[str, NormState], ...] = ()
     published: tuple[tuple[str, int], ...] = ()
-    collected: tuple[tuple[str, int], ...] = ()
+    collected: tuple[tuple[str, Knowledge], ...] = ()
+    learned: Learned | None = None
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    generations: tuple[Generation, ...] = ()
+    dropped: tuple[tuple[str, Keys], ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Roughly what it takes in memory, for bounds."""
         rows = sum(r.keys.nbytes + r.values.nbytes + r.state.nbytes + 12 * len(r.keys) for r in self.rows)
-        return (
-            256 + rows + sum(20 * len(g.keys) for g in self.graves) + sum(k.nbytes for _, k in self.counted)
-        )
+        named = sum(keys.nbytes for _, keys in (*self.counted, *self.dropped))
+        dense = sum(one.values.nbytes for one in self.generations)
+        return 256 + rows + sum(20 * len(g.keys) for g in self.graves) + named + dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +157,8 @@ class Head:
     """Everything about a shard but its rows, as of ``position``.
 
     ``knowledge``: writer → version time (``Shard.knowledge``). ``epochs``: writer → fencing epoch, for versions.
-    ``generations``: of the dense tables that were read or published. ``norms``, ``sketches``: by table, the
-    running gradient norm and the admission counters.
+    ``generations``: the newest of each dense table that has one. ``norms``, ``sketches``: by table, the running
+    gradient norm and the admission counters. ``horizon``: what was forgotten.
     """
 
     model: str
@@ -106,9 +172,10 @@ class Head:
     knowledge: Mapping[int, int] = field(default_factory=dict)
     epochs: Mapping[int, int] = field(default_factory=dict)
     pushes: Mapping[Source, Progress] = field(default_factory=dict)
-    generations: Mapping[str, int] = field(default_factory=dict)
+    generations: tuple[Generation, ...] = ()
     norms: Mapping[str, NormState] = field(default_factory=dict)
     sketches: Mapping[str, SketchState] = field(default_factory=dict)
+    horizon: Horizon = NO_HORIZON
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +185,4 @@ class End:
     position: int
 
 
-Record = Head | Rows | Graves | Delta | End
+Record = Head | Rows | Graves | Delta | End | Update

@@ -26,7 +26,8 @@ import xxhash
 
 from sync.errors import RecordDamaged, SnapshotDamaged
 from sync.records import Delta, End, Graves, Head, Record, Rows
-from sync.shard import Shard, ShardState
+from sync.replica import ShardState
+from sync.shard import Shard
 from sync.wire import Array, from_parts, to_parts
 
 MAGIC: Final = b"HWR1"
@@ -162,7 +163,6 @@ def restore(shard: Shard, data: Buffer, deltas: Iterable[Delta] = ()) -> None:
         raise SnapshotDamaged(
             f"the snapshot needs the steps up to {position}; the log ends at {shard.position}"
         )
-    shard.settle()
 
 
 def _bytes(array: Array) -> memoryview:

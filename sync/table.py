@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.admission import CountSketch
-from sync.changes import ChangeRing, Sequences, mark_changed
+from sync.changes import ChangeRing, Sequences
 from sync.columns import MAX_ROWS, Columns
 from sync.errors import BadShape
 from sync.gather import gather
@@ -27,7 +27,9 @@ from sync.guard import RunningNorm
 from sync.index import KeyIndex
 from sync.initial import InitialValues
 from sync.kernel import f32, i32, inp, kernel, out, void
+from sync.knowledge import Known
 from sync.optimisers import APPLY, group, measure, regularise, settings_of, sum_groups
+from sync.priority import Priority
 from sync.records import Graves
 from sync.records import Rows as StoredRows
 from sync.spec import TableSpec
@@ -101,18 +103,22 @@ class Table:
     """The rows of one table in one shard. One thread uses it."""
 
     __slots__ = (
-        "_apply", "_columns", "_index", "_initial", "_limit", "_ring", "_settings", "counts", "graves", "guard",
-        "sketch", "spec",
+        "_apply", "_columns", "_index", "_initial", "_limit", "_settings", "counts", "graves", "guard", "ring",
+        "sketch", "spec", "state_dim",
     )  # fmt: skip
 
-    def __init__(self, spec: TableSpec, change_capacity: int, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, spec: TableSpec, change_capacity: int, max_rows: int = MAX_ROWS, *, stateless: bool = False
+    ) -> None:
+        """``stateless``: without optimiser state, for rows that are only read here."""
         self.spec = spec
+        self.state_dim = 0 if stateless else spec.state_dim
         self.graves = Graveyard(spec.name, change_capacity)
         self.counts = TableCounts()
-        self._columns = Columns(spec.dim, spec.state_dim, max_rows)
+        self._columns = Columns(spec.dim, self.state_dim, max_rows)
         self._index = KeyIndex()
         self._initial = InitialValues(spec)
-        self._ring = ChangeRing(change_capacity)
+        self.ring = ChangeRing(change_capacity)
         self._apply = APPLY[spec.optimiser.kind]
         self._settings = settings_of(spec.optimiser)
         self.guard = RunningNorm(spec.guard)
@@ -137,7 +143,7 @@ class Table:
     @property
     def row_nbytes(self) -> int:
         """Bytes of the rows themselves: their values and optimiser state."""
-        return 4 * (self.spec.dim + self.spec.state_dim) * len(self)
+        return 4 * (self.spec.dim + self.state_dim) * len(self)
 
     @property
     def waiting(self) -> int:
@@ -222,9 +228,11 @@ class Table:
         total = Total(total.keys[kept], total.gradients[kept], total.squares[kept])
         return Prepared(total, slots, int((slots < 0).sum()), counted)
 
-    def apply(self, part: Prepared, time: int, writer: int, sequence: int) -> Touched:
+    def apply(
+        self, part: Prepared, time: int, writer: int, sequence: int, priority: Priority, now_us: int
+    ) -> Touched:
         """Write a part: new rows start at their initial values with zero state, the optimiser steps, every
-        row gets the version (``time``, ``writer``) and one of the numbers after ``sequence``."""
+        row gets the version (``time``, ``writer``), one of the numbers after ``sequence``, and a priority."""
         columns, total = self._columns, part.total
         slots, first = part.slots, part.slots < 0
         if part.missing:
@@ -233,7 +241,8 @@ class Table:
         self._apply(columns.values, columns.state, slots, gradients, squares, self._settings)
         self.guard.update(total.squares)
         self.counts.pushed_rows_total += len(slots)
-        self._mark(slots, (_full(len(slots), time), np.full(len(slots), writer, np.uint32)), sequence)
+        versions = _full(len(slots), time), np.full(len(slots), writer, np.uint32)
+        self.ring.enter(slots, *versions, priority(total.squares, first, now_us), sequence, self._columns)
         return Touched(self.spec.name, total.keys, slots, total.squares, first)
 
     def delete(self, keys: Keys, time: int, writer: int, sequence: int) -> Graves:
@@ -248,34 +257,51 @@ class Table:
 
     def bury(self, graves: Graves, sequence: int) -> None:
         """Take over deletions; they change with the numbers after ``sequence``."""
-        slots = self._index.delete(graves.keys)
+        self._free(graves.keys)
+        self.graves.bury(graves.keys, graves.time, graves.writer, sequence)
+
+    def drop(self, keys: Keys) -> None:
+        """Forget the rows and graves of ``keys`` ``[N]``, as if they had never been here."""
+        self._free(keys)
+        self.graves.exhume(keys)
+
+    def _free(self, keys: Keys) -> None:
+        slots = self._index.delete(keys)
         freed = slots[slots >= 0]
         self._columns.version_time[freed] = 0
         self._columns.changed_at[freed] = 0
-        self.graves.bury(graves.keys, graves.time, graves.writer, sequence)
 
-    def put(self, rows: StoredRows, sequence: int) -> None:
-        """Take over rows as they are, whatever was there; they change with the numbers after ``sequence``.
-        Raises BadShape, TableFull, and then nothing changed."""
+    def reserve(self, extra: int) -> None:
+        """Make room for ``extra`` more rows. Raises TableFull, and then nothing changed."""
+        self._index.reserve(extra)
+        self._columns.reserve(self._index.slots + extra)
+
+    def require_width(self, rows: StoredRows) -> None:
+        """Raises BadShape unless ``rows`` have as many values and floats of state as this table's."""
         width = (rows.values.shape[1], rows.state.shape[1])
-        if width != (self.spec.dim, self.spec.state_dim):
+        if width != (self.spec.dim, self.state_dim):
             raise BadShape(
                 f"table {self.spec.name}: rows of {width[0]} values and {width[1]} of state, "
-                f"not {self.spec.dim} and {self.spec.state_dim}"
+                f"not {self.spec.dim} and {self.state_dim}"
             )
-        self._index.reserve(len(rows.keys))
-        self._columns.reserve(self._index.slots + len(rows.keys))
+
+    def put(self, rows: StoredRows, sequence: int, priority: float = 0.0) -> None:
+        """Take over rows as they are, whatever was there; they change with the numbers after ``sequence``.
+        Raises BadShape, TableFull, and then nothing changed."""
+        self.require_width(rows)
+        self.reserve(len(rows.keys))
         self.graves.exhume(rows.keys)
         slots = self._index.insert(rows.keys)
         _scatter(rows.values, slots, self._columns.values)
         _scatter(rows.state, slots, self._columns.state)
-        self._mark(slots, (rows.time, rows.writer), sequence)
+        priorities = np.full(len(slots), priority, np.float32)
+        self.ring.enter(slots, rows.time, rows.writer, priorities, sequence, self._columns)
 
     def stored(self, slots: Slots) -> StoredRows:
         """Copies of the rows in ``slots`` ``[N]``."""
         columns = self._columns
         values = np.empty((len(slots), self.spec.dim), np.float32)
-        state = np.empty((len(slots), self.spec.state_dim), np.float32)
+        state = np.empty((len(slots), self.state_dim), np.float32)
         gather(columns.values, slots, values)
         gather(columns.state, slots, state)
         return StoredRows(
@@ -312,7 +338,7 @@ class Table:
     def changed_after(self, sequence: int, limit: int) -> tuple[Sequences, Slots]:
         """The oldest ``limit`` rows and graves that changed after ``sequence``: their numbers, ascending, and
         where they are, for ``read`` (a grave in place p is -1 - p)."""
-        sequences, slots = self._ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
+        sequences, slots = self.ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
         if not len(self.graves):
             return sequences, slots
         dug, places = self.graves.changed_after(sequence, limit)
@@ -320,18 +346,62 @@ class Table:
         order = np.argsort(sequences, kind="stable")[:limit]
         return sequences[order], slots[order]
 
+    def newest(self, keys: Keys) -> tuple[StoredRows, Graves]:
+        """What is stored of ``keys`` ``[N]``: rows of some, graves of others."""
+        slots, missing = self._index.find(keys)
+        if not missing:
+            return self.stored(slots), self.graves.at(np.zeros(0, np.int32))
+        return self.stored(slots[slots >= 0]), self.graves.of(keys[slots < 0])
+
+    def scan(self, known: Known) -> Keys:
+        """The keys of all rows and graves whose versions ``known`` does not cover: a look at each."""
+        last = self._index.slots
+        slots = known.scan(self._columns.version_time[:last], self._columns.version_writer[:last])
+        return np.concatenate([self._index.keys[slots], self.graves.keys(self.graves.scan(known))])
+
+    def known_keys(self, known: Known) -> Keys:
+        """The keys of all rows and graves whose versions ``known`` covers."""
+        last = self._index.slots
+        time, writer = self._columns.version_time[:last], self._columns.version_writer[:last]
+        slots = np.flatnonzero((time > 0) & ~known.above(time, writer))
+        return np.concatenate([self._index.keys[slots], self.graves.known_keys(known)])
+
+    def keys_at(self, slots: Slots) -> Keys:
+        """The keys of what ``changed_after`` found in ``slots`` ``[N]``."""
+        gone = slots < 0
+        if not gone.any():
+            return self._index.keys[slots]
+        keys = np.empty(len(slots), np.uint64)
+        keys[~gone] = self._index.keys[slots[~gone]]
+        keys[gone] = self.graves.keys(~slots[gone])
+        return keys
+
     def read(self, slots: Slots) -> tuple[Keys, Rows]:
         """Copies of the keys and values of ``slots`` ``[N]``; what was deleted has its initial value again."""
         rows = np.empty((len(slots), self.spec.dim), np.float32)
         gather(self._columns.values, slots, rows)
-        gone = slots < 0
-        if not gone.any():
-            return self._index.keys[slots], rows
-        keys = np.empty(len(slots), np.uint64)
-        keys[~gone] = self._index.keys[slots[~gone]]
-        keys[gone] = self.graves.keys(~slots[gone])
+        keys = self.keys_at(slots)
         self._initial.fill_missing(keys, slots, rows)
         return keys, rows
+
+    def versions_at(self, slots: Slots) -> Versions:
+        """Version time and writer of what ``changed_after`` found in ``slots`` ``[N]``."""
+        columns, gone = self._columns, slots < 0
+        if not gone.any():
+            return columns.version_time[slots], columns.version_writer[slots]
+        time, writer = np.empty(len(slots), np.uint64), np.empty(len(slots), np.uint32)
+        time[~gone], writer[~gone] = columns.version_time[slots[~gone]], columns.version_writer[slots[~gone]]
+        graves = self.graves.at(~slots[gone])
+        time[gone], writer[gone] = graves.time, graves.writer
+        return time, writer
+
+    def latest(self, keys: Keys) -> Versions:
+        """Version time and writer of the row or grave of each of ``keys`` ``[N]``; (0, 0) where there is neither."""
+        time, writer = self.versions(keys)
+        gone = time == 0
+        if len(self.graves) and gone.any():
+            time[gone], writer[gone] = self.graves.versions(keys[gone])
+        return time, writer
 
     def versions(self, keys: Keys) -> Versions:
         """Version time and writer of ``keys`` ``[N]``; (0, 0) where no row is stored."""
@@ -358,13 +428,6 @@ class Table:
         self._columns.state[places] = 0.0
         _scatter(self._initial.rows(fresh), places, self._columns.values)
         return slots
-
-    def _mark(self, slots: Slots, versions: Versions, sequence: int) -> None:
-        columns, ring = self._columns, self._ring
-        mark_changed(
-            slots, *versions, sequence, columns.version_time, columns.version_writer, columns.changed_at,
-            ring.ring_sequences, ring.ring_slots,
-        )  # fmt: skip
 
 
 def _full(count: int, time: int) -> npt.NDArray[np.uint64]:

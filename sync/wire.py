@@ -19,13 +19,14 @@ from sync.admission import SketchState
 from sync.clock import MAX_TIME
 from sync.errors import BadSpec, OtherFormat, RecordDamaged
 from sync.guard import NormState
+from sync.knowledge import Horizon, Knowledge
 from sync.pushes import Progress, Source, Watermark
-from sync.records import Delta, End, Graves, Head, Keys, Record, Rows
+from sync.records import Delta, End, Generation, Graves, Head, Keys, Learned, Record, Rows, Update
 from sync.spec import TableSpec
 
 Array = npt.NDArray[np.generic]
 Position = tuple[str, int, int, int]
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 class _Record(msgspec.Struct, tag_field="kind", omit_defaults=True):
@@ -51,6 +52,39 @@ class _Graves(_Record, tag="graves"):
     count: int
 
 
+class _Horizon(msgspec.Struct, array_like=True):
+    graves: list[tuple[int, int]]
+    retired: int = 0
+    retired_before: int = 0
+    last: list[tuple[int, int]] = []
+
+
+class _Learned(msgspec.Struct, array_like=True):
+    knowledge: list[tuple[int, int]]
+    horizon: _Horizon
+    progress: list[_Progress] = []
+
+
+class _Generation(msgspec.Struct, array_like=True):
+    """``shape``: rows, values per row."""
+
+    table: str
+    number: int
+    shape: tuple[int, int]
+    time: int
+    writer: int
+    marks: list[Position] = []
+
+
+class _Update(_Record, tag="update"):
+    rows: list[tuple[str, int, int, int]] = []
+    graves: list[tuple[str, int]] = []
+    generations: list[_Generation] = []
+    epochs: list[tuple[int, int]] = []
+    urgent: bool = False
+    learned: _Learned | None = None
+
+
 class _Delta(_Record, tag="delta"):
     epoch: int
     position: int
@@ -61,8 +95,11 @@ class _Delta(_Record, tag="delta"):
     graves: list[tuple[str, int]] = []
     counted: list[tuple[str, int]] = []
     norms: list[tuple[str, float, int]] = []
-    published: list[tuple[str, int]] = []
-    collected: list[tuple[str, int]] = []
+    collected: list[tuple[str, list[tuple[int, int]]]] = []
+    learned: _Learned | None = None
+    epochs: list[tuple[int, int]] = []
+    generations: list[_Generation] = []
+    dropped: list[tuple[str, int]] = []
 
 
 class _Head(_Record, tag="head"):
@@ -78,16 +115,17 @@ class _Head(_Record, tag="head"):
     knowledge: list[tuple[int, int]]
     epochs: list[tuple[int, int]]
     pushes: list[_Progress]
-    generations: dict[str, int]
+    generations: list[_Generation] = []
     norms: list[tuple[str, float, int]] = []
     sketches: list[tuple[str, int, list[int]]] = []
+    horizon: _Horizon | None = None
 
 
 class _End(_Record, tag="end"):
     position: int
 
 
-_Any = _Rows | _Graves | _Delta | _Head | _End
+_Any = _Rows | _Graves | _Delta | _Head | _End | _Update
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Any)
 
@@ -105,14 +143,15 @@ def to_parts(record: Record) -> tuple[bytes, list[Array]]:
             header = _Graves(record.table, len(record.keys))
         case Delta():
             header = _delta_header(record)
-            for rows in record.rows:
-                arrays += _row_arrays(rows)
-            for graves in record.graves:
-                arrays += [graves.keys, graves.time, graves.writer]
-            arrays += [keys for _, keys in record.counted]
+            arrays = _contents(record)
+            arrays += [keys for _, keys in (*record.counted, *record.dropped)]
+        case Update():
+            header = _update_header(record)
+            arrays = _contents(record)
         case Head():
             header = _head_header(record)
-            arrays = [sketch.counters for sketch in record.sketches.values()]
+            arrays = [one.values for one in record.generations]
+            arrays += [sketch.counters for sketch in record.sketches.values()]
         case End():
             header = _End(record.position)
     return _encoder.encode(header), arrays
@@ -144,8 +183,19 @@ def _record(found: _Any, arrays: Iterator[Array]) -> Record:
             return End(_natural(found.position))
         case _Delta():
             return _delta(found, arrays)
+        case _Update():
+            return _update(found, arrays)
         case _Head():
             return _head(found, arrays)
+
+
+def _contents(record: Delta | Update) -> list[Array]:
+    arrays: list[Array] = []
+    for rows in record.rows:
+        arrays += _row_arrays(rows)
+    for graves in record.graves:
+        arrays += [graves.keys, graves.time, graves.writer]
+    return arrays + [one.values for one in record.generations]
 
 
 def _row_arrays(rows: Rows) -> list[Array]:
@@ -163,8 +213,46 @@ def _delta_header(delta: Delta) -> _Delta:
         graves=[(g.table, len(g.keys)) for g in delta.graves],
         counted=[(table, len(keys)) for table, keys in delta.counted],
         norms=[(table, norm.mean, norm.count) for table, norm in delta.norms],
-        published=list(delta.published),
-        collected=list(delta.collected),
+        collected=[(table, sorted(cut.items())) for table, cut in delta.collected],
+        learned=_plain_learned(delta.learned),
+        epochs=sorted(delta.epochs.items()),
+        generations=_plain_generations(delta.generations),
+        dropped=[(table, len(keys)) for table, keys in delta.dropped],
+    )
+
+
+def _update_header(update: Update) -> _Update:
+    return _Update(
+        rows=[(r.table, len(r.keys), r.values.shape[1], r.state.shape[1]) for r in update.rows],
+        graves=[(g.table, len(g.keys)) for g in update.graves],
+        generations=_plain_generations(update.generations),
+        epochs=sorted(update.epochs.items()),
+        urgent=update.urgent,
+        learned=_plain_learned(update.learned),
+    )
+
+
+def _plain_generations(generations: Sequence[Generation]) -> list[_Generation]:
+    return [
+        _Generation(
+            one.table, one.number, (one.values.shape[0], one.values.shape[1]), one.time, one.writer,
+            [(m.log, m.partition, m.offset, m.accepted_at_ms) for m in one.watermarks.values()],
+        )
+        for one in generations
+    ]  # fmt: skip
+
+
+def _plain_learned(learned: Learned | None) -> _Learned | None:
+    if learned is None:
+        return None
+    return _Learned(
+        sorted(learned.knowledge.items()), _plain_horizon(learned.horizon), _plain_progress(learned.progress)
+    )
+
+
+def _plain_horizon(horizon: Horizon) -> _Horizon:
+    return _Horizon(
+        sorted(horizon.graves.items()), horizon.retired, horizon.retired_before, sorted(horizon.last.items())
     )
 
 
@@ -182,9 +270,10 @@ def _head_header(head: Head) -> _Head:
         knowledge=sorted(head.knowledge.items()),
         epochs=sorted(head.epochs.items()),
         pushes=_plain_progress(sorted(head.pushes.items())),
-        generations=dict(head.generations),
+        generations=_plain_generations(head.generations),
         norms=[(table, norm.mean, norm.count) for table, norm in head.norms.items()],
         sketches=[(table, one.counted, list(one.counters.shape)) for table, one in head.sketches.items()],
+        horizon=_plain_horizon(head.horizon),
     )
 
 
@@ -220,11 +309,58 @@ def _delta(found: _Delta, arrays: Iterator[Array]) -> Delta:
         progress=tuple(_read_progress(found.progress).items()),
         rows=tuple(_rows(table, (n, dim, state), arrays) for table, n, dim, state in found.rows),
         graves=tuple(_graves(table, count, arrays) for table, count in found.graves),
+        generations=_generations(found.generations, arrays),
         counted=tuple((table, _keys(count, arrays)) for table, count in found.counted),
+        dropped=tuple((table, _keys(count, arrays)) for table, count in found.dropped),
         norms=_norms(found.norms),
-        published=tuple((table, _natural(number)) for table, number in found.published),
-        collected=tuple((table, _natural(time)) for table, time in found.collected),
+        collected=tuple((table, _knowledge(cut)) for table, cut in found.collected),
+        learned=_learned(found.learned),
+        epochs=_knowledge(found.epochs),
     )
+
+
+def _update(found: _Update, arrays: Iterator[Array]) -> Update:
+    return Update(
+        rows=tuple(_rows(table, (n, dim, state), arrays) for table, n, dim, state in found.rows),
+        graves=tuple(_graves(table, count, arrays) for table, count in found.graves),
+        generations=_generations(found.generations, arrays),
+        epochs=_knowledge(found.epochs),
+        urgent=found.urgent,
+        learned=_learned(found.learned),
+    )
+
+
+def _generations(plain: Sequence[_Generation], arrays: Iterator[Array]) -> tuple[Generation, ...]:
+    found = []
+    for one in plain:
+        values = _floats(one.shape, arrays)
+        if values.flags.writeable:
+            values = values.view()
+            values.flags.writeable = False
+        marks = {(log, partition): Watermark(log, partition, *rest) for log, partition, *rest in one.marks}
+        time, writer = _natural(one.time), one.writer
+        if not 0 <= writer < 2**32:
+            raise RecordDamaged(f"writer {writer} is not in [0, 2^32)")
+        found.append(Generation(one.table, _natural(one.number), values, time, writer, marks))
+    return tuple(found)
+
+
+def _learned(found: _Learned | None) -> Learned | None:
+    if found is None:
+        return None
+    progress = tuple(_read_progress(found.progress).items())
+    return Learned(_knowledge(found.knowledge), _horizon(found.horizon), progress)
+
+
+def _horizon(found: _Horizon | None) -> Horizon:
+    if found is None:
+        return Horizon()
+    retired, before = _natural(found.retired), _natural(found.retired_before)
+    return Horizon(_knowledge(found.graves), retired, before, _knowledge(found.last))
+
+
+def _knowledge(plain: Sequence[tuple[int, int]]) -> Knowledge:
+    return {_writer(writer): _natural(time) for writer, time in plain}
 
 
 def _head(found: _Head, arrays: Iterator[Array]) -> Head:
@@ -239,12 +375,13 @@ def _head(found: _Head, arrays: Iterator[Array]) -> Head:
         position=_natural(found.position),
         clock=_natural(found.clock),
         history=tuple((_natural(epoch), _natural(first)) for epoch, first in found.history),
-        knowledge={_writer(writer): _natural(time) for writer, time in found.knowledge},
-        epochs={_writer(writer): _natural(epoch) for writer, epoch in found.epochs},
+        knowledge=_knowledge(found.knowledge),
+        epochs=_knowledge(found.epochs),
         pushes=_read_progress(found.pushes),
-        generations={table: _natural(number) for table, number in found.generations.items()},
+        generations=_generations(found.generations, arrays),
         norms=dict(_norms(found.norms)),
         sketches=_sketches(found.sketches, arrays),
+        horizon=_horizon(found.horizon),
     )
 
 

@@ -222,7 +222,6 @@ class Holdings:
         """A copy is whole: keep it from now on."""
         held = self.models[shard.model].held[shard.shard_id]
         held.whole = True
-        shard.settle()
         self._keeper.renew(held)
 
     def took(self, shard: Shard, delta: Delta) -> None:
@@ -287,15 +286,16 @@ class Holdings:
         """
         model = self.model(model_name)
         held = self._dense_shard(model, table)
-        before = held.shard.dense(table).generation
+        before = held.shard.dense(table).number
         if table in model.generations and model.published_moves.get(table) == held.moves:
             return model.generations[table]
         # The number comes first: if none can be had now, nothing is published under an old one.
         number = self._number(model_name, table)
         if number is None:
             return model.generations.get(table, 0)
-        if held.shard.publish_dense(table) != before or table not in model.generations:
-            model.generations[table] = number
+        # A store that was begun anew counts from 1 again: the shard knows better.
+        again = table not in model.generations
+        model.generations[table] = held.shard.publish_dense(table, max(number, before + 1), again=again)
         model.published_moves[table] = held.moves
         return model.generations[table]
 

@@ -38,7 +38,8 @@ from sync.clock import HybridClock
 from sync.placement import shard_of
 from sync.pushes import Push, Source
 from sync.records import Delta
-from sync.shard import Shard, ShardState
+from sync.replica import ShardState
+from sync.shard import Shard
 
 SHARDS = 3
 ITEMS = {"items": ALL_KEYS}

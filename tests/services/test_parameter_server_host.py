@@ -39,7 +39,7 @@ from services.parameter_server.types import (
     ShardChanges,
 )
 from sync.pushes import Source
-from sync.shard import ShardState
+from sync.replica import ShardState
 
 keys_of = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5), max_size=30)
 fleets = st.sampled_from([(("a",), 4), (("a", "b"), 2), (("c", "a", "b"), 7), (("b", "a"), 16)])
@@ -342,7 +342,7 @@ class TestRestore:
         np.testing.assert_array_equal(
             dense.values, first.ask(operations.dense(first.route, "dense", False)).values
         )
-        assert dense.generation == 1
+        assert dense.generation == 2
         for offset in range(5):
             push(undisturbed, offset)
             push(second, offset)

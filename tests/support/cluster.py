@@ -24,7 +24,8 @@ from services.rpc.calls import Outgoing
 from services.rpc.codec import Failure, Reply, Request
 from sync.clock import HybridClock
 from sync.records import Delta, Head
-from sync.shard import Shard, ShardState
+from sync.replica import ShardState
+from sync.shard import Shard
 from sync.spec import TableSpec
 
 

@@ -158,6 +158,11 @@ def contents(shard: Shard) -> dict[str, bytes]:
     return found
 
 
+def but_times(found: dict[str, bytes]) -> dict[str, bytes]:
+    """``contents`` without version times: each restart publishes once more, and that takes one."""
+    return {name: value for name, value in found.items() if not name.endswith(".time")}
+
+
 def recovered(folder: Path, start: int = 99) -> Shard:
     """The shard below ``folder`` as a start would have it. Sets aside what a start would."""
 

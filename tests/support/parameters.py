@@ -38,7 +38,8 @@ from sync.clock import HybridClock
 from sync.placement import shard_of
 from sync.pushes import Source
 from sync.records import Delta, Head
-from sync.shard import Shard, ShardState
+from sync.replica import ShardState
+from sync.shard import Shard
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 T = TypeVar("T")

@@ -146,7 +146,7 @@ def test_a_cursor_of_another_incarnation_or_from_nowhere_starts_over(cursor: Cur
 
 def test_the_ring_reaches_back_as_far_as_it_says() -> None:
     shard = make(4)
-    ring = shard.table("a")._ring
+    ring = shard.table("a").ring
     assert ring.floor == 0
     write(shard, 0, "a", [1, 2, 3])
     assert ring.floor == 0

@@ -313,7 +313,7 @@ def test_killed_and_restored_equals_undisturbed_bit_for_bit(
 def test_a_dense_generation_stands_still_until_the_next_is_published() -> None:
     shard = make()
     initial = shard.dense("dense")
-    assert initial.generation == 0
+    assert initial.number == 0
     assert initial.values.tobytes() == shard.pull("dense", np.arange(6, dtype=np.uint64)).tobytes()
     assert shard.publish_dense("dense") == 0
     push(shard, 0, part("dense", [1]), part("sgd", [9]))
@@ -339,12 +339,12 @@ def test_a_generation_published_before_any_reader_asked() -> None:
     assert shard.dense("dense").values.tobytes() == shard.dense("dense", published=False).values.tobytes()
 
 
-def test_generations_go_on_after_a_restart_under_a_new_incarnation() -> None:
+def test_generations_go_on_after_a_restart() -> None:
     shard, again = make(writer=1), make(writer=2)
     push(shard, 0, part("dense", [1]))
     shard.publish_dense("dense")
     again.restore(decode(encode(shard.state())))
-    assert (again.dense("dense").generation, again.dense("dense").incarnation) == (2, 2)
+    assert (again.dense("dense").number, again.dense("dense").writer) == (1, 1)
     assert again.dense("dense").values.tobytes() == shard.dense("dense").values.tobytes()
     assert again.publish_dense("dense") == 2
 

@@ -54,7 +54,7 @@ def test_everything_comes_back_bit_for_bit() -> None:
     assert encode(state) == WHOLE
     assert (head.model, head.shard_id, head.fingerprint, head.specs) == ("main", 3, "ab12", SPECS)
     assert head.knowledge == {7: head.clock}
-    assert head.generations == {"dense": 1}
+    assert [(one.table, one.number) for one in head.generations] == [("dense", 1)]
     assert head.pushes[Source("samples é", 4)].applied == 1
     assert head.pushes[Source("samples é", 4)].watermark == Watermark("events", 1, 1, 5)
     assert head.pushes[Source("other", 0)].watermark is None

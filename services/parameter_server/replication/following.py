@@ -21,7 +21,8 @@ from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Reply
 from sync.errors import OutOfOrder, RecordDamaged, SyncError
 from sync.records import Delta, Graves, Head, Rows
-from sync.shard import PageCursor, Shard
+from sync.replica import PageCursor
+from sync.shard import Shard
 from sync.snapshot import records
 from sync.wire import from_parts
 

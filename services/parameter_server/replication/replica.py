@@ -20,7 +20,8 @@ from services.parameter_server.replication.streams import (
     upstream,
 )
 from sync.records import Delta, Head, Record
-from sync.shard import FIRST_PAGE, PageCursor, Shard
+from sync.replica import FIRST_PAGE, PageCursor
+from sync.shard import Shard
 from sync.snapshot import encode_record
 from sync.wire import Array
 

@@ -26,7 +26,8 @@ from services.parameter_server.storage.shardlog import ShardLog
 from services.parameter_server.storage.snapshots import ShardFolder
 from services.parameter_server.storage.writer import Pace, Report, Writer
 from sync.records import Delta
-from sync.shard import FIRST_PAGE, PAGE_ROWS, PageCursor, Shard
+from sync.replica import FIRST_PAGE, PAGE_ROWS, PageCursor
+from sync.shard import Shard
 
 PAGE_BYTES: Final = 4 * 2**20
 """Of a shard, copied in one turn of the loop: a few milliseconds."""

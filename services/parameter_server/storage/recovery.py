@@ -71,7 +71,6 @@ def recover(folder: ShardFolder, make: Callable[[], Shard], check: Check) -> Rec
     if stop is not None:
         _end_at(folder, shard, logs, stop)
     _finish(folder, shard)
-    shard.settle()
     if shard.position:
         what = f"{shard.position - snapshot} of them from its log"
         _log.info("shard %d of %s: restored %d steps, %s", shard.shard_id, shard.model, shard.position, what)
