@@ -54,7 +54,8 @@ class MicroBatch:
     Shapes: users ``[B]``, items ``[M]`` (each item of the batch once), positive ``[B]`` and negatives
     ``[B, K]`` indices into items, log_q ``[B, K + 1]`` the log of the rate at which sampling proposes each
     candidate (column 0: the positive; +inf marks a negative to be left out), label ``[B]`` 1 liked or 0 not
-    liked, weight ``[B]`` at least 0, event_time_ms ``[B]`` Unix ms.
+    liked, weight ``[B]`` at least 0 (0: worked like any other, and nothing is learned from it), event_time_ms ``[B]``
+    Unix ms. ``marked``: there is a probe among the events, by which freshness is measured.
 
     Raises SampleFormatError on construction where shapes, index ranges or values do not fit.
     """
@@ -70,6 +71,7 @@ class MicroBatch:
     watermark: Watermark
     model: str
     fingerprint: str
+    marked: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -96,6 +98,7 @@ class MicroBatch:
             self.watermark,
             self.model,
             self.fingerprint,
+            self.marked,
         )
 
 
@@ -179,6 +182,7 @@ def encode_batch(batch: MicroBatch) -> bytes:
         "model": batch.model,
         "fingerprint": batch.fingerprint,
         "lists": f"{len(batch.users.lists)} {len(batch.items.lists)}",
+        **({"marked": "1"} if batch.marked else {}),
     }
     return FORMAT + save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
 
@@ -222,6 +226,7 @@ def _decode(body: bytes) -> MicroBatch:
         watermark=Watermark(**json.loads(metadata["watermark"])),
         model=metadata["model"],
         fingerprint=metadata["fingerprint"],
+        marked="marked" in metadata,
     )
 
 

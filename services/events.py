@@ -1,4 +1,4 @@
-"""The four kinds of event, as clients send them and as the log carries them.
+"""The kinds of event, as clients send them and as the log carries them.
 
 One definition serves the API (JSON), the log (MessagePack behind a format byte) and the importers.
 """
@@ -63,7 +63,15 @@ class UserEvent(msgspec.Struct, frozen=True, tag="user", forbid_unknown_fields=T
     timestamp_ms: int | None = None
 
 
-Event = Interaction | Impression | ItemEvent | UserEvent
+class Probe(msgspec.Struct, frozen=True, tag="probe", forbid_unknown_fields=True):
+    """A marked event, by which freshness is measured: it takes the way of an interaction through log, processor,
+    trainer and parameter servers, and leaves nothing behind: no user, no item, nothing learned."""
+
+    event_id: str | None = None
+    timestamp_ms: int | None = None
+
+
+Event = Interaction | Impression | ItemEvent | UserEvent | Probe
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Event)
@@ -89,5 +97,7 @@ def decode_event(data: bytes) -> Event:
 
 
 def partition_key(event: Event) -> bytes:
-    """What decides an event's partition: its user, or its item where no user takes part."""
+    """What decides an event's partition: its user, its item where no user takes part, or a probe's id."""
+    if isinstance(event, Probe):
+        return (event.event_id or "").encode()
     return (event.item_id if isinstance(event, ItemEvent) else event.user_id).encode()

@@ -13,6 +13,9 @@ SAMPLES: Final = "samples"
 """Training micro-batches. Partition p holds what partition p of the events became."""
 REJECTED: Final = "rejected"
 """What the processor could not use, each with its reason."""
+PROBES: Final = "probes"
+"""When marked events passed the processor and the trainers (``services.freshness.stamps``)."""
+PROBES_KEPT_S: Final = 3_600.0
 
 PROCESSOR_GROUP: Final = "processor"
 TRAINER_GROUP: Final = "trainer"
@@ -24,6 +27,7 @@ def topic_specs(settings: LogSettings) -> tuple[TopicSpec, ...]:
         TopicSpec(EVENTS, settings.partitions, settings.retention),
         TopicSpec(SAMPLES, settings.partitions, settings.retention),
         TopicSpec(REJECTED, 1, settings.retention),
+        TopicSpec(PROBES, 1, min(settings.retention, PROBES_KEPT_S)),
     )
 
 

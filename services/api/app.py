@@ -20,10 +20,12 @@ from services.api.events import EventRoutes
 from services.api.gate import Endpoint, Gate
 from services.api.health import Check, HealthRoutes
 from services.api.items import ItemRoutes
+from services.api.probes import ProbeRoutes
 from services.api.problems import Problem
 from services.api.rankings import RankingRoutes
 from services.api.recommendations import RecommendationRoutes
 from services.api.serving import Recommends
+from services.api.serving.probing import Probing
 from services.api.similar import SimilarRoutes
 from services.api.users import UserRoutes
 
@@ -48,8 +50,10 @@ class Assembled:
         return self.documented.document(self.fastapi)
 
 
-def assemble(api: Api, recommender: Recommends, checks: Mapping[str, Check]) -> Assembled:
-    """All routes over ``api`` and ``recommender``, behind the gate."""
+def assemble(
+    api: Api, recommender: Recommends, checks: Mapping[str, Check], probing: Probing | None = None
+) -> Assembled:
+    """All routes over ``api`` and ``recommender``, behind the gate. ``probing``: this region's freshness."""
     documented = Documented()
     app = FastAPI(
         title="Headwater",
@@ -64,7 +68,9 @@ def assemble(api: Api, recommender: Recommends, checks: Mapping[str, Check]) -> 
     recommendations, rankings = RecommendationRoutes(api, recommender), RankingRoutes(api, recommender)
     similar = SimilarRoutes(api, recommender)
     health = HealthRoutes(checks, api.metrics, api.settings.region.name)
-    for routes in (events, recommendations, rankings, similar, items, users, health):
+    probing = probing or Probing(api.incarnation, api.settings.log.partitions)
+    probes = ProbeRoutes(api, probing)
+    for routes in (events, recommendations, rankings, similar, items, users, probes, health):
         app.include_router(routes.router(documented))
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -72,7 +78,7 @@ def assemble(api: Api, recommender: Recommends, checks: Mapping[str, Check]) -> 
         _encoded_paths(
             Gate(
                 app,
-                _hot(events, users, items, recommendations, rankings),
+                _hot(events, users, items, recommendations, rankings, probes),
                 Keys(key.get_secret_value() for key in api.settings.api.keys),
                 api.metrics,
                 _route_of,
@@ -91,6 +97,7 @@ def _hot(
     items: ItemRoutes,
     recommendations: RecommendationRoutes,
     rankings: RankingRoutes,
+    probes: ProbeRoutes,
 ) -> Mapping[tuple[str, str], Endpoint]:
     return {
         ("POST", "/v1/events"): events.post_event,
@@ -99,6 +106,7 @@ def _hot(
         ("POST", "/v1/items:batch"): items.post_batch,
         ("POST", "/v1/recommendations"): recommendations.post,
         ("POST", "/v1/rankings"): rankings.post,
+        ("GET", "/v1/freshness"): probes.get_freshness,
     }
 
 

@@ -66,11 +66,11 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         ingest.start()
         stack.push_async_callback(ingest.close)
         api = Api(settings, open_schema(settings), ingest, store, metrics, events.incarnation(EVENTS))
-        serving = open_serving(api, coordination, events.partitions(EVENTS))
+        serving = open_serving(api, coordination, events)
         stack.push_async_callback(serving.close)
         reach = _reach(settings, coordination, stack)
         readiness = Readiness(api, serving, events, coordination, reach)
-        app = assemble(api, serving.recommender, readiness.checks()).asgi
+        app = assemble(api, serving.recommender, readiness.checks(), serving.probing).asgi
         _measure(api, serving)
         registration = _register(settings, name, coordination, _address_of(listener))
         stack.callback(registration.close)

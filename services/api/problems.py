@@ -42,6 +42,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "not_found": Kind(404, "There is nothing at this path"),
         "unknown_item": Kind(404, "The item is not known"),
         "unknown_user": Kind(404, "The user is not known"),
+        "unknown_probe": Kind(404, "The probe is not known here, or so old that it was forgotten"),
         "method_not_allowed": Kind(405, "The path does not take this method"),
         "stale_token": Kind(409, "The event log that the token speaks of is gone"),
         "body_too_large": Kind(413, "The body is too large"),

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli import config, data, events, keys, learn, link, model, recommend, service, stack
+from services.cli import config, data, events, freshness, keys, learn, link, model, recommend, service, stack
 from services.cli.context import Format, Options, hoist
 from services.cli.exits import HELP, Exit
 from services.cli.failures import code_of, tell
@@ -62,6 +62,7 @@ stack.register(app)
 learn.register(app)
 data.register(app)
 recommend.register(app)
+freshness.register(app)
 app.add_typer(events.app, name="events")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")

@@ -29,6 +29,7 @@ _CODES: Final = {
     "services.datasets.importer.NotProcessed": Exit.NOT_PROCESSED,
     "services.datasets.errors.DatasetError": Exit.DATA_UNAVAILABLE,
     "services.demo.rest.RestError": Exit.REFUSED,
+    "services.freshness.measure.MeasurementFailed": Exit.NOT_RUNNING,
     "services.messagelog.contract.LogError": Exit.BACKEND_UNAVAILABLE,
     "services.coordination.contract.CoordinationError": Exit.BACKEND_UNAVAILABLE,
     "services.rpc.errors.KeysError": Exit.SETTINGS,

@@ -16,6 +16,7 @@ from featurestore.online import OnlineStore, StoreError
 from featurestore.schema import Schema
 from services.backends import open_coordination, open_log, open_store
 from services.coordination.membership import Registration
+from services.freshness.stamps import Stamper, Stamps
 from services.messagelog.contract import LogError, MessageLog
 from services.modelling import open_schema
 from services.processor.metrics import ProcessorMetrics
@@ -49,9 +50,12 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         registration = stack.enter_context(registered(coordination, SERVICE, name, ttl_s, metrics.registry))
         plan = make_plan(settings, schema, events.incarnation(EVENTS))
 
+        stamper = Stamper(events.producer)
+        close_all(stack, stamper)
+
         def serve(progressed: Callable[[], None]) -> None:
             with _keeper(settings, name, events, store, plan) as archive:
-                _serve(events, store, plan, metrics, archive, registration, stop, progressed)
+                _serve(events, store, plan, metrics, archive, stamper, registration, stop, progressed)
 
         def failed(error: Exception) -> None:
             metrics.failures.labels(type(error).__name__).inc()
@@ -101,6 +105,7 @@ def _serve(
     plan: Plan,
     metrics: ProcessorMetrics,
     archive: Archive | None,
+    stamps: Stamps,
     registration: Registration,
     stop: threading.Event,
     progressed: Callable[[], None],
@@ -108,7 +113,7 @@ def _serve(
     """Work until told to stop; any error ends it, and what was not committed is read again."""
     member = registration.member.name
     with closing(events.consumer(PROCESSOR_GROUP, [EVENTS], member=member)) as consumer:
-        processor = Processor(consumer, store, plan, metrics, archive)
+        processor = Processor(consumer, store, plan, metrics, archive, stamps=stamps)
         registration.update(ready=True)
         retained_s = -math.inf
         while not stop.is_set() and not registration.replaced.is_set():

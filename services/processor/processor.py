@@ -22,6 +22,8 @@ from featurestore.online import Cell, Claim, EntityKey, OnlineStore
 from models.negatives import NegativeSampler
 from models.samples import Watermark, encode_batch
 from services.catalogue import Catalogue
+from services.events import Probe
+from services.freshness.stamps import Marked, Stamp, Stamps, Unstamped
 from services.messagelog.contract import Consumer, LogError, Message, Record, TopicPartition
 from services.processor.metrics import ProcessorMetrics
 from services.processor.records import Incoming, Rejected, Rules, sort_records
@@ -82,10 +84,13 @@ class Processor:
         metrics: ProcessorMetrics,
         archive: Archive | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        stamps: Stamps | None = None,
     ) -> None:
-        """Loads all items; raises StoreUnavailable. ``archive`` is given the clean events after each commit."""
+        """Loads all items; raises StoreUnavailable. ``archive`` is given the clean events after each commit,
+        ``stamps`` the probes among them."""
         self._consumer, self._store, self._plan, self._metrics = consumer, store, plan, metrics
         self._archive, self._monotonic = archive, monotonic
+        self._stamps = stamps or Unstamped()
         self._catalogue = Catalogue(plan.context.recipe.encoder)
         self._samplers: dict[int, NegativeSampler] = {}
         self._saved_s = self._refreshed_s = monotonic()
@@ -144,9 +149,27 @@ class Processor:
         self._write(outcome, polled_s)
         offsets = {TopicPartition(EVENTS, end.partition): end.offset + 1 for end in ends}
         self._consumer.transact(offsets, [*_sample_messages(outcome), *_rejected_messages(rejected)])
+        self._stamp(fresh, ends)
         self._count(records, usable, fresh, rejected, outcome)
         if self._archive is not None:
             self._archive.keep(fresh, {end.partition: end.offset + 1 for end in ends})
+
+    def _stamp(self, fresh: Sequence[Incoming], ends: Sequence[Watermark]) -> None:
+        """Say which probes are processed now."""
+        probes = [one for one in fresh if type(one.event) is Probe]
+        if not probes:
+            return
+        at_ms = time.time() * 1e3
+        for end in ends:
+            marked = [
+                Marked(one.event.event_id or "", one.offset, one.accepted_at_ms)
+                for one in probes
+                if one.partition == end.partition
+            ]
+            if marked:
+                self._stamps.put(
+                    Stamp("processed", "event", end.log, end.partition, end.offset, at_ms, marked)
+                )
 
     def _clean(self, records: Sequence[Record]) -> list[Incoming]:
         """Usable events of records of the past; the claims on their ids are still theirs."""

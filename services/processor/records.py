@@ -22,7 +22,7 @@ from services.events import (
     Impression,
     Interaction,
     ItemEvent,
-    UserEvent,
+    Probe,
     decode_event,
 )
 from services.messagelog.contract import Record
@@ -127,6 +127,8 @@ def _problem(event: Event, time_ms: int, accepted_at_ms: int, rules: Rules) -> t
         return _interaction_problem(event, rules)
     if isinstance(event, Impression):
         return _impression_problem(event, rules)
+    if isinstance(event, Probe):
+        return None
     entity, entity_id = ("item", event.item_id) if isinstance(event, ItemEvent) else ("user", event.user_id)
     if not is_id(entity_id):
         return "bad_id", f"{entity}_id must have 1 to 256 bytes and no control characters"
@@ -172,6 +174,6 @@ def _listed(where: str, errors: Sequence[FieldError]) -> str:
     return "; ".join(f"{where}.{error.path} {error.message}" for error in errors[:5])
 
 
-def _shown(event: Interaction | Impression | ItemEvent | UserEvent) -> str:
+def _shown(event: Event) -> str:
     """The event as JSON text, cut short: it may be as large as a message can be."""
     return msgspec.json.encode(event).decode(errors="replace")[:_EVENT_SHOWN]

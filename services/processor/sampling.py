@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -31,7 +31,8 @@ class Sample:
     """An interaction on its way to a micro-batch, with the user as before it.
 
     ``cells`` are the user's, but for the recent items and the number of likes, which stand beside them.
-    ``passed_over``: items that were shown with the one that was liked, and not taken.
+    ``passed_over``: items that were shown with the one that was liked, and not taken. ``counts``: whether anything
+    is learned from it (a probe's sample is only worked).
     """
 
     offset: int
@@ -44,6 +45,7 @@ class Sample:
     item_id: str
     liked: bool
     passed_over: tuple[str, ...] = ()
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,14 @@ def micro_batches(
     catalogue: Catalogue,
     sampler: NegativeSampler,
     recipe: Recipe,
+    *,
+    marked: bool = False,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of one partition, in order; the last one reaches up to ``end``.
 
     Without samples there is one all the same, which carries the watermark alone. All items must be in the
-    catalogue. The positives join the sampler's reservoir after the micro-batch that they are in.
+    catalogue. The positives join the sampler's reservoir after the micro-batch that they are in. ``marked``: the
+    last one is, even if no sample of a probe is in it.
     """
     users = _encode_users(samples, recipe.encoder)
     last = max(len(samples) - 1, 0) // MICRO_BATCH
@@ -77,7 +82,8 @@ def micro_batches(
         if number < last:
             watermark = Watermark(end.log, end.partition, chunk[-1].offset, chunk[-1].accepted_at_ms)
         rows = np.arange(len(samples))[part]
-        yield _micro_batch(chunk, users.take(rows), watermark, catalogue, sampler, recipe)
+        made = _micro_batch(chunk, users.take(rows), watermark, catalogue, sampler, recipe)
+        yield replace(made, marked=True) if marked and number == last else made
 
 
 def _encode_users(samples: Sequence[Sample], encoder: Encoder) -> Encoded:
@@ -111,11 +117,12 @@ def _micro_batch(
         negatives=index32[:, 1:],
         log_q=log_q,
         label=liked.astype(np.float32),
-        weight=np.ones(len(samples), np.float32),
+        weight=np.fromiter((s.counts for s in samples), np.float32, len(samples)),
         event_time_ms=times,
         watermark=watermark,
         model=recipe.model,
         fingerprint=recipe.encoder.schema.fingerprint,
+        marked=not all(s.counts for s in samples),
     )
 
 

@@ -8,6 +8,8 @@ Rules:
 - Events of one user are applied in the order of the log, and a sample sees its user as before its event.
 - A sample sees the item counters as of before the batch; they move on after it.
 - Event time drives counters and expiry, and late events are as good as any; acceptance drives freshness.
+- A probe makes a sample that counts for nothing, so that it costs each stage what a like costs. It writes no
+  cell: neither users nor items nor counters nor samplers know of it.
 - An event at or below what a user or counter has applied is not applied again; its sample is made all the
   same, without the event itself. The log decides whether that sample is the first (``transact``).
 """
@@ -25,7 +27,7 @@ from featurestore.schema import Schema
 from models.negatives import NegativeSampler
 from models.samples import MicroBatch, Watermark
 from services.catalogue import Catalogue
-from services.events import Event, Impression, Interaction, ItemEvent, UserEvent
+from services.events import Event, Impression, Interaction, ItemEvent, Probe, UserEvent
 from services.processor.items import ItemUpdates, Likes, count_likes, merge_attributes
 from services.processor.records import Incoming
 from services.processor.sampling import Recipe, Sample, micro_batches
@@ -93,6 +95,8 @@ def wanted(events: Sequence[Incoming], catalogue: Catalogue, labels: Labels) -> 
                 keys[EntityKey("item", event.item_id)] = None
         elif isinstance(event, ItemEvent):
             keys[EntityKey("item", event.item_id)] = None
+        elif isinstance(event, Probe):
+            keys[EntityKey("user", _stranger(event))] = None  # nobody; but a like reads a user, too
         else:
             keys[EntityKey("user", event.user_id)] = None
             if isinstance(event, Impression):
@@ -124,7 +128,8 @@ def transform(
     for end in ends:
         samples = batch.samples.get(end.partition, ())
         sampler = samplers[end.partition]
-        outcome.batches.extend(micro_batches(samples, end, catalogue, sampler, context.recipe))
+        marked = end.partition in batch.unsampled
+        outcome.batches.extend(micro_batches(samples, end, catalogue, sampler, context.recipe, marked=marked))
         outcome.writes[watermark_key(end.log, end.partition)] = {
             "offset": Cell(end.offset, end.accepted_at_ms),
             "accepted_at_ms": Cell(end.accepted_at_ms, end.accepted_at_ms),
@@ -150,6 +155,8 @@ class _Batch:
         self._likes: dict[int, Likes] = {}
         self._now_ms = 0
         self.samples: dict[int, list[Sample]] = {}
+        self.unsampled: set[int] = set()
+        """Partitions with a probe that has no sample, since there is no item yet."""
 
     def introduce(self, events: Sequence[Incoming]) -> None:
         """Make sure that every item of the events exists, in the store and in the catalogue."""
@@ -172,6 +179,8 @@ class _Batch:
             self._impression(event, incoming)
         elif isinstance(event, UserEvent):
             self._user_event(event, incoming)
+        elif isinstance(event, Probe):
+            self._probe(event, incoming)
         else:
             self._items.apply(event, incoming.time_ms, incoming.accepted_at_ms)
             self._changed_items[event.item_id] = None
@@ -241,6 +250,26 @@ class _Batch:
             if liked:
                 user.like(item_id, offset, incoming.time_ms)
 
+    def _probe(self, event: Probe, incoming: Incoming) -> None:
+        if not len(self._catalogue):
+            self.unsampled.add(incoming.partition)
+            return
+        item_id = self._catalogue.ids[incoming.offset % len(self._catalogue)]
+        self.samples.setdefault(incoming.partition, []).append(
+            Sample(
+                incoming.offset,
+                incoming.accepted_at_ms,
+                incoming.time_ms,
+                _stranger(event),
+                {},
+                [],
+                0,
+                item_id,
+                liked=False,
+                counts=False,
+            )
+        )
+
     def _passed_over(self, user: User, recommendation_id: str, taken: str) -> Iterable[str]:
         for item_id in user.shown(recommendation_id):
             known = self._catalogue.row(item_id) is not None
@@ -275,4 +304,9 @@ class _Batch:
 def _items_of(event: Event) -> Sequence[str]:
     if isinstance(event, Impression):
         return event.item_ids
-    return () if isinstance(event, UserEvent) else (event.item_id,)
+    return () if isinstance(event, UserEvent | Probe) else (event.item_id,)
+
+
+def _stranger(event: Probe) -> str:
+    """Whom a probe's sample is of: somebody without history, whose rows nobody ever pushed."""
+    return f"probe:{event.event_id}"

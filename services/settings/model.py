@@ -233,6 +233,13 @@ class WanSettings(Section):
     advertise: str | None = None
 
 
+class FreshnessSettings(Section):
+    """Measuring how soon what happens is visible (``headwater freshness``)."""
+
+    regions: tuple[str, ...] = ()
+    """Regions to watch beside home, each as ``eu=http://HOST:PORT``. Those that run on this machine are found."""
+
+
 class ModelSettings(Section):
     """Shape of the models trained online, and how their parameters are kept and learned: the same for every process.
     A model is declared with these once, by the first trainer; another shape needs another name."""
@@ -300,5 +307,6 @@ class Settings(Section):
     parameters: ParameterSettings = ParameterSettings()
     rpc: RpcSettings = RpcSettings()
     wan: WanSettings = WanSettings()
+    freshness: FreshnessSettings = FreshnessSettings()
     model: ModelSettings = ModelSettings()
     recommendation: RecommendationSettings = RecommendationSettings()

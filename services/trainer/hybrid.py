@@ -171,6 +171,7 @@ class Hybrid:
             return False
         self._metrics.steps.inc()
         self._metrics.samples.inc(learned.samples)
+        self._learner.applied(learned)
         self._metrics.step_seconds.observe(self._monotonic() - started_s)
         self._metrics.age_seconds.set((now_ms() - record.accepted_at_ms) / 1_000)
         return True

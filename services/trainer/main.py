@@ -16,6 +16,7 @@ from models.training import RecommenderModel
 from services.backends import open_coordination, open_log, open_security
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Registration
+from services.freshness.stamps import Stamper, Stamps
 from services.messagelog.contract import Consumer, LogError, MessageLog
 from services.modelling import build_model, open_schema
 from services.parameter_server.client.steps import StepClient
@@ -67,10 +68,11 @@ def run(
         client = StepClient(
             coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
         )
-        close_all(stack, coordination, samples, client)
+        stamper = Stamper(samples.producer)
+        close_all(stack, coordination, samples, client, stamper)
         ttl_s = settings.coordination.lease_ttl
         registration = stack.enter_context(registered(coordination, SERVICE, name, ttl_s, metrics.registry))
-        work = Work(settings, model, metrics, client, coordination, samples, registration)
+        work = Work(settings, model, metrics, client, coordination, samples, registration, stamper)
 
         def serve(progressed: Callable[[], None]) -> None:
             declare(client, model.needs, settings.model, schema.fingerprint)
@@ -95,9 +97,11 @@ class Work:
         coordination: Coordination,
         samples: MessageLog,
         registration: Registration,
+        stamps: Stamps,
     ) -> None:
         self._settings, self._model, self._metrics, self._client = settings, model, metrics, client
         self._coordination, self._samples, self._registration = coordination, samples, registration
+        self._stamps = stamps
         self._patience_s = settings.coordination.lease_ttl + 1.0
         self._meeting = Meeting(coordination, settings.trainer.host, self._patience_s)
 
@@ -122,13 +126,15 @@ class Work:
         chosen, client, metrics = self._settings.trainer, self._client, self._metrics
         name, incarnation = self._settings.model.name, self._samples.incarnation(SAMPLES)
         if chosen.mode == "async":
-            trainer = Trainer(client, self._model, name, incarnation, metrics, chosen.staleness)
+            trainer = Trainer(
+                client, self._model, name, incarnation, metrics, chosen.staleness, self._stamps
+            )
             return Loop(consumer, trainer, metrics, chosen.commit_interval)
         # Binary floats would make 0.28 of 25 eight; the shortest decimal text is what was written.
         ratio = Decimal(str(chosen.backup_ratio)) if chosen.mode == "backup" else Decimal(1)
         follower = GroupFollower(self._coordination, lambda: self._registration.member, ratio)
         stack.enter_context(follower)
-        learner = Learner(client, self._model, name, metrics)
+        learner = Learner(client, self._model, name, metrics, self._stamps)
         partitions = Partitions(client, name, incarnation)
         feed = Feed(consumer, partitions, metrics, chosen.commit_interval)
         if chosen.mode == "hybrid":

@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol
 
 from models.samples import Watermark
 from models.training import RecommenderModel
+from services.freshness.stamps import Stamps
 from services.messagelog.contract import Record
 from services.parameter_server.types import Applied, Bound, IncarnationChanged, Keys, Pulled, PushReply
 from services.trainer.learner import Learned, Learner, Parts, place
@@ -66,10 +67,11 @@ class Trainer:
         log: str,
         metrics: TrainerMetrics,
         staleness: int = UNBOUNDED,
+        stamps: Stamps | None = None,
     ) -> None:
-        """``name`` is the model's, ``log`` the incarnation of the samples topic."""
+        """``name`` is the model's, ``log`` the incarnation of the samples topic, ``stamps`` as for Learner."""
         self._parameters, self._name, self._metrics, self._staleness = parameters, name, metrics, staleness
-        self._learner = Learner(parameters, model, name, metrics)
+        self._learner = Learner(parameters, model, name, metrics, stamps)
         self.partitions = Partitions(parameters, name, log)
 
     def open(self, partition: int) -> int:
@@ -98,6 +100,7 @@ class Trainer:
                 log.error("shard %d refused the push of %s: %s", shard, place(record), reply.reason)
         self._metrics.steps.inc()
         self._metrics.samples.inc(learned.samples)
+        self._learner.applied(learned)
         return "done"
 
     def _push(self, record: Record) -> tuple[dict[int, PushReply], Learned]:

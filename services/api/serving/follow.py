@@ -52,7 +52,10 @@ class Follower:
         clock_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        arrived: Freshness | None = None,
     ) -> None:
+        """``freshness``: of what is encoded; ``arrived``: of what has come here, encoded or not."""
+        self._arrived = arrived
         self._items = items
         self._freshness = freshness
         self._store = store
@@ -106,6 +109,8 @@ class Follower:
                 await self._follow_generation(changes)
                 if changes.complete:
                     self._reached[changes.shard] = (changes.shards, changes.watermarks)
+                    if self._arrived is not None:
+                        self._arrived.advance(changes.shard, changes.shards, changes.watermarks)
                 self._changed.set()
 
     async def _follow_generation(self, changes: ShardChanges) -> None:

@@ -1,4 +1,5 @@
-"""How far the item index has come in the event log, and waiting for it to come further.
+"""How far something that follows all shards (the item index) has come in the event log, and waiting for it to
+come further.
 
 A shard's watermark counts only once what came with it is in the index. The index contains an event when
 every shard's part of it is in, so its watermark is the least over the shards.
@@ -7,7 +8,7 @@ every shard's part of it is in, so its watermark is the least over the shards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from services.api.problems import Problem
@@ -23,7 +24,14 @@ NOWHERE: Final = Mark(-1, 0)
 class Freshness:
     """Watermarks of the index by shard; belongs to one event loop."""
 
-    def __init__(self, incarnation: str, partitions: int) -> None:
+    def __init__(
+        self,
+        incarnation: str,
+        partitions: int,
+        moved: Callable[[Mapping[int, Mark]], None] | None = None,
+    ) -> None:
+        """``moved`` is told the marks, by partition, whenever a shard's have come further."""
+        self._observe = moved
         self._partitions = partitions
         self._incarnation = incarnation
         self._log = log_fingerprint(incarnation)
@@ -38,6 +46,8 @@ class Freshness:
         self._shards = {n: of for n, of in self._shards.items() if n < shards} | {shard: marks}
         self._expected = shards
         self._least = self._compute()
+        if self._observe is not None:
+            self._observe(self._least)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
@@ -49,6 +59,11 @@ class Freshness:
             p: min(marks.get((self._incarnation, p), NOWHERE) for marks in self._shards.values())
             for p in partitions
         }
+
+    @property
+    def log(self) -> int:
+        """The fingerprint by which tokens name the log."""
+        return self._log
 
     @property
     def marks(self) -> Mapping[int, Mark]:

@@ -1,0 +1,193 @@
+"""``headwater freshness``: send marked events and updates, and measure how soon every region has them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from services.cli.context import Options
+from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
+from services.cli.recommend import Key, Url
+
+if TYPE_CHECKING:
+    from services.cli.client import Api
+    from services.freshness.measure import Push
+    from services.freshness.report import Report
+    from services.freshness.stages import Kind
+    from services.freshness.updates import Update
+    from services.settings.model import Settings
+
+PICTURE: Final = "freshness.png"
+FIGURES: Final = "freshness.json"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("freshness")(freshness)
+
+
+def freshness(
+    context: typer.Context,
+    rate: Annotated[float, typer.Option(min=0.01, help="Probes of each kind a second.")] = 200.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="For how long.")] = 30.0,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--region",
+            metavar="NAME=URL",
+            help="A region to watch beside the one that events go to. May be repeated; without it, those that "
+            "run here, or those of the settings.",
+        ),
+    ] = None,
+    events: Annotated[
+        bool, typer.Option(help="Send marked events through log, processor and trainer.")
+    ] = True,
+    updates: Annotated[bool, typer.Option(help="Push marked updates to the parameter servers.")] = True,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help=f"Write {PICTURE} and {FIGURES} there.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Measure how soon what happens is in every region's parameters and recommendations."""
+    from services.cli.client import api_of
+    from services.cli.output import note, print_json, print_table, progress
+    from services.freshness.measure import Plan, measure
+    from services.freshness.report import COLUMNS, report, table
+
+    options: Options = context.obj
+    settings = options.settings()
+    kinds = _kinds(events, updates)
+    api = api_of(settings, url, key)
+    # A URL that is given need not be of the stack that the settings describe.
+    regions = read_regions(region) if region else {} if url else _known(settings)
+    plan = Plan(api.url, regions, api.key, rate, seconds, kinds=kinds)
+    with ExitStack() as stack:
+        push = stack.enter_context(_push(settings, api, direct=url is None)) if updates else None
+        advance = stack.enter_context(progress("probes sent", plan.count * len(kinds)))
+        found = report(measure(plan, push, advance))
+    if out is not None:
+        _write(found, out)
+        note(f"wrote {out / PICTURE} and {out / FIGURES}")
+    for problem in found.problems:
+        note(f"problem: {problem}")
+    if options.json:
+        print_json(_plain(found))
+        return
+    print_table(COLUMNS, table(found))
+    print(f"\nms since {found.counted_from}; the aim is {found.slo_ms:,.0f}.")
+    print("On other clocks: " + "; ".join(f"{s} {c}" for s, c in found.clocks.items() if "client" not in c))
+
+
+def _kinds(events: bool, updates: bool) -> tuple[Kind, ...]:
+    if events and updates:
+        return ("event", "update")
+    if not events and not updates:
+        raise CommandFailed(Exit.USAGE, "neither events nor updates are to be sent")
+    return ("event",) if events else ("update",)
+
+
+def read_regions(texts: Sequence[str]) -> dict[str, str]:
+    """URL by name of ``NAME=URL`` texts. Raises CommandFailed."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not name or not equals or "://" not in url:
+            raise CommandFailed(Exit.USAGE, f"{text!r} is no region", "Write --region eu=http://HOST:PORT.")
+        found[name] = url.rstrip("/")
+    return found
+
+
+def _known(settings: Settings) -> dict[str, str]:
+    """The regions that run from this data folder, else those of the settings."""
+    from services.cli.running import regions_of
+    from services.supervisor.folder import RunFolder
+
+    folder = RunFolder(settings.data.dir.absolute())
+    state = folder.state() if folder.held() else None
+    if state is not None:
+        return {one.name: one.url for one in regions_of(settings, state.children)[1:] if one.url}
+    return read_regions(settings.freshness.regions)
+
+
+@contextmanager
+def _push(settings: Settings, api: Api, *, direct: bool) -> Iterator[Push]:
+    """How marked updates are sent: straight to the parameter servers where the settings lead to them, else by the
+    API, which pushes them from there."""
+    if not direct or not _here(settings):
+        yield lambda: _push_by(api)
+        return
+    from services.backends import open_coordination, open_log, open_security
+    from services.freshness.stamps import Stamper
+    from services.freshness.updates import SLOTS, UpdateWriter, update_stamp
+    from services.parameter_server.client import ParameterClient
+
+    with ExitStack() as stack:
+        coordination = stack.enter_context(closing(open_coordination(settings)))
+        stamper = stack.enter_context(
+            closing(Stamper(stack.enter_context(closing(open_log(settings))).producer))
+        )
+        client = ParameterClient(
+            coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
+        )
+        writer = UpdateWriter(stack.enter_context(closing(client)), random.randrange(SLOTS))
+        writer.open()
+
+        def push() -> Update:
+            update = writer.push()
+            stamper.put(update_stamp(update))
+            return update
+
+        yield push
+
+
+def _here(settings: Settings) -> bool:
+    """Whether the coordination store of the settings is there: an embedded one is a file, and must not be made."""
+    return settings.coordination.backend != "sqlite" or (settings.data.dir / "coordination.db").exists()
+
+
+class _Probe(msgspec.Struct):
+    token: str
+    accepted_at_ms: float
+    after_ms: dict[str, float]
+
+
+class _Sent(msgspec.Struct):
+    probes: list[_Probe]
+
+
+def _push_by(api: Api) -> Update:
+    """Let the API push one marked update. Raises ParameterError where it cannot."""
+    from services.freshness.updates import Update
+    from services.parameter_server.types import ParameterError
+    from services.tokens import decode_token
+
+    try:
+        reply = api.post("/v1/probes", {"kind": "update"})
+        probe = msgspec.convert(reply, type=_Sent).probes[0]
+    except (CommandFailed, msgspec.ValidationError) as error:
+        raise ParameterError(str(error)) from error
+    ((slot, number),) = decode_token(probe.token).positions
+    return Update(slot, number, probe.accepted_at_ms, probe.accepted_at_ms + probe.after_ms["applied"])
+
+
+def _write(found: Report, folder: Path) -> None:
+    import json
+
+    from services.freshness.picture import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FIGURES).write_text(json.dumps(_plain(found), indent=2) + "\n", encoding="utf-8")
+    draw(found, folder / PICTURE)
+
+
+def _plain(found: Report) -> Mapping[str, object]:
+    plain: Mapping[str, object] = msgspec.to_builtins(found)
+    return plain
