@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
+MIN_DELAY_S: Final = 1e-6
 MAX_DELAY_S: Final = 60.0
 MIN_RATE_BITS_S: Final = 1_000.0
 MAX_RATE_BITS_S: Final = 1e12
@@ -63,8 +64,10 @@ class LinkConditions:
     """Up to so many bytes under way another quantum fits in."""
 
     def __post_init__(self) -> None:
-        _within("delay", self.delay_s, 0.0, MAX_DELAY_S, "s")
-        _within("jitter", self.jitter_s, 0.0, MAX_DELAY_S, "s")
+        if self.delay_s:
+            _within("delay", self.delay_s, MIN_DELAY_S, MAX_DELAY_S, "s")
+        if self.jitter_s:
+            _within("jitter", self.jitter_s, MIN_DELAY_S, MAX_DELAY_S, "s")
         if self.rate_bits_s:
             _within("rate", self.rate_bits_s, MIN_RATE_BITS_S, MAX_RATE_BITS_S, "bit/s")
         if self.queue_bytes:

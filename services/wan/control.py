@@ -129,20 +129,23 @@ _CHANGES: Final[Mapping[str, Callable[[Link, Command], int]]] = {
 }
 
 
-def order(client: RpcClient, address: str, action: Action, command: Command) -> Standing:
+def order(
+    client: RpcClient, address: str, action: Action, command: Command, timeout_s: float = ANSWER_S
+) -> Standing:
     """Have the process at ``address`` do ``action``. Raises RemoteFailure with the code, NoAnswer."""
-    return _decode(_call(client, address, Outgoing(action, msgspec.msgpack.encode(command))), Standing)
+    outgoing = Outgoing(action, msgspec.msgpack.encode(command))
+    return _decode(_call(client, address, outgoing, timeout_s), Standing)
 
 
 def metrics(client: RpcClient, address: str) -> str:
     """The metrics of the links at ``address``, in Prometheus' text form. Raises RemoteFailure, NoAnswer."""
-    return _decode(_call(client, address, Outgoing("metrics", b"")), Exposition).text
+    return _decode(_call(client, address, Outgoing("metrics", b""), ANSWER_S), Exposition).text
 
 
-def _call(client: RpcClient, address: str, outgoing: Outgoing) -> bytes:
-    answer = client.exchange({address: outgoing}, ANSWER_S).get(address)
+def _call(client: RpcClient, address: str, outgoing: Outgoing, timeout_s: float) -> bytes:
+    answer = client.exchange({address: outgoing}, timeout_s).get(address)
     if answer is None:
-        raise NoAnswer(f"{address}: no answer within {ANSWER_S:g} s")
+        raise NoAnswer(f"{address}: no answer within {timeout_s:g} s")
     if isinstance(answer, Failure):
         raise RemoteFailure(answer.code, answer.message)
     return bytes(answer.body)
