@@ -149,7 +149,12 @@ def test_what_is_cut_off_is_repeated_where_that_does_nothing_twice(site: Site) -
     site.near.cut = True
     assert site.asked() == "far"
     before = len(site.near.posts)
-    assert site.post("/v1/events").status_code == 502
+    reply = site.post("/v1/events")
+    assert (reply.status_code, reply.json()["status"]) == (502, 502)
+    assert (reply.headers["Content-Type"], reply.json()["code"]) == (
+        "application/problem+json",
+        "unavailable",
+    )
     assert (site.near.posts[before:], "/v1/events" in site.far.posts) == (["/v1/events"], False)
 
 
