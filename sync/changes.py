@@ -233,7 +233,9 @@ class ChangeRing:
         """
         if sequence < self.floor:
             return scan(sequence, limit, changed_at)
-        room = min(limit, len(self.ring_slots))
+        capacity = len(self.ring_slots)
+        newest = int(self.ring_sequences[(int(self.ring_sequences[capacity]) - 1) % capacity])
+        room = max(0, min(limit, capacity, newest - sequence))
         sequences = np.empty(room, np.int64)
         slots = np.empty(room, np.int32)
         found = _collect(sequence, room, changed_at, self.ring_sequences, self.ring_slots, sequences, slots)

@@ -346,12 +346,28 @@ class Table:
         order = np.argsort(sequences, kind="stable")[:limit]
         return sequences[order], slots[order]
 
-    def newest(self, keys: Keys) -> tuple[StoredRows, Graves]:
-        """What is stored of ``keys`` ``[N]``: rows of some, graves of others."""
-        slots, missing = self._index.find(keys)
-        if not missing:
-            return self.stored(slots), self.graves.at(np.zeros(0, np.int32))
-        return self.stored(slots[slots >= 0]), self.graves.of(keys[slots < 0])
+    def newest(self, keys: Keys) -> tuple[Slots, Graves]:
+        """Where the rows of some of ``keys`` ``[N]`` are, and the graves of others."""
+        slots, _ = self._index.find(keys)
+        return slots[slots >= 0], self.graves.of(keys[slots < 0])
+
+    def written_at(self, slots: Slots) -> Sequences:
+        """The number of the newest change of each of ``slots`` ``[N]``."""
+        return self._columns.changed_at[slots]
+
+    def urgent(self, sequence: int, least: float) -> tuple[Sequences, Slots]:
+        """Rows that changed after ``sequence`` with a priority of at least ``least``: numbers, ascending, and slots."""
+        return self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])
+
+    def cached(self, known: Known) -> Slots | None:
+        """Where everything is that ``known`` does not cover, as ``changed_after`` tells it, out of the update caches
+        alone; None where these do not reach back so far."""
+        if not (known.covers(self.ring.dominator) and known.covers(self.graves.ring.dominator)):
+            return None
+        limit = np.iinfo(np.int32).max
+        _, slots = self.ring.after(self.ring.floor, limit, self._columns.changed_at[: self._index.slots])
+        _, places = self.graves.changed_after(self.graves.ring.floor, limit)
+        return np.concatenate([slots, ~places])
 
     def scan(self, known: Known) -> Keys:
         """The keys of all rows and graves whose versions ``known`` does not cover: a look at each."""

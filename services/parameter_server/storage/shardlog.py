@@ -117,7 +117,7 @@ class ShardLog:
             self.sync()
             self._log_file.close()
             self._log_file = None
-        self._head = replace(head, knowledge={}, epochs={}, pushes={}, generations={}, norms={}, sketches={})
+        self._head = replace(head, knowledge={}, epochs={}, pushes={}, generations=(), norms={}, sketches={})
         self._taking, self.position, self.begun = True, head.position, number
         file = self._folder.create(self._folder.snapshot(head.position).with_suffix(TEMPORARY))
         self._snapshot = head.position, file

@@ -1,0 +1,114 @@
+"""How much to ask for, and when: a link's rate and delay as its batches show them. Sans-IO.
+
+A pull that asks for little has its answer soon and pays the delay often; one that asks for much holds up what is
+urgent. So a batch has about as many bytes as the link carries in ``target_s``, and as many pulls are open as fill
+the link meanwhile. The rate is the largest of the last few seconds at which a full batch came in, the delay the least
+of half a minute (as in Cardwell et al., "BBR", 2016).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_RATE_MEMORY_S: Final = 10.0
+_DELAY_MEMORY_S: Final = 30.0
+_MAX_SAMPLES: Final = 256
+_UNIT: Final = 1_460
+"""Below one packet there is nothing to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceConfig:
+    """``min_bytes``, ``max_bytes``: of one batch. ``target_s``: how long one is to be on the link. ``max_bandwidth``:
+    bytes a second that are asked for at most; 0: any. ``window``: pulls that are open at least, ``max_window``: at
+    most.
+    """
+
+    min_bytes: int = 65_536
+    max_bytes: int = 8 * 2**20
+    target_s: float = 0.1
+    max_bandwidth: int = 0
+    window: int = 3
+    max_window: int = 16
+
+
+class Pace:
+    """What one link can do. ``brake``: in [0, 1], how much of it is to be left to others at the moment."""
+
+    __slots__ = ("_config", "_delays", "_last_s", "_not_before_s", "_rates", "brake", "bytes_total")
+
+    def __init__(self, config: PaceConfig, brake: Callable[[], float] = lambda: 0.0) -> None:
+        self._config, self.brake = config, brake
+        self._rates: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+        self._delays: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+        self._last_s = 0.0
+        self._not_before_s = 0.0
+        self.bytes_total = 0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that the link was seen to carry, 0 while unknown."""
+        return max((rate for _, rate in self._rates), default=0.0)
+
+    @property
+    def round_trip_s(self) -> float:
+        """The least time between a pull and its answer, waiting at the source taken off; 0 while unknown."""
+        return min((delay for _, delay in self._delays), default=0.0)
+
+    @property
+    def budget(self) -> int:
+        """Bytes that the next batch may have."""
+        config = self._config
+        limit = (
+            self.rate
+            if not config.max_bandwidth
+            else min(self.rate or config.max_bandwidth, config.max_bandwidth)
+        )
+        return int(min(max(limit * config.target_s, config.min_bytes), config.max_bytes))
+
+    @property
+    def window(self) -> int:
+        """Pulls that may be open at once: what fills the link for one and a half round trips."""
+        config = self._config
+        wanted = round(1.5 * self.rate * self.round_trip_s / self.budget) + 1
+        return min(max(wanted, config.window), config.max_window)
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether the next pull may go now."""
+        return now_s >= self._not_before_s
+
+    @property
+    def due_s(self) -> float:
+        """From when on the next pull may go."""
+        return self._not_before_s
+
+    def note(self, nbytes: int, asked: int, sent_s: float, parked_s: float, now_s: float) -> None:
+        """A batch of ``nbytes`` came, for a pull of ``sent_s`` that allowed ``asked``."""
+        self.bytes_total += nbytes
+        config = self._config
+        # A batch that was full came as fast as the link lets it, or right behind the one before.
+        apart_s = now_s - max(self._last_s, sent_s)
+        if nbytes * 2 >= asked and apart_s > 0.0:
+            self._rates.append((now_s, nbytes / apart_s))
+        self._last_s = now_s
+        self._delays.append((now_s, max(now_s - sent_s - parked_s, 0.0)))
+        while self._rates and self._rates[0][0] < now_s - _RATE_MEMORY_S:
+            self._rates.popleft()
+        while self._delays and self._delays[0][0] < now_s - _DELAY_MEMORY_S:
+            self._delays.popleft()
+        self._not_before_s = max(self._not_before_s, now_s - config.target_s) + self._pause_s(nbytes)
+
+    def _pause_s(self, nbytes: int) -> float:
+        """How long the bytes are to last: at the allowed rate, and of what the brake leaves of it."""
+        config = self._config
+        if nbytes < _UNIT:
+            return 0.0
+        brake = min(max(self.brake(), 0.0), 0.98)
+        allowed = config.max_bandwidth
+        if brake > 0.0:
+            usual = self.rate or nbytes / config.target_s
+            allowed = int((1.0 - brake) * min(allowed or usual, usual))
+        return nbytes / max(allowed, 1) if allowed else 0.0
