@@ -38,7 +38,9 @@ class PaceConfig:
 class Pace:
     """What one link can do. ``brake``: in [0, 1], how much of it is to be left to others at the moment."""
 
-    __slots__ = ("_config", "_delays", "_last_s", "_not_before_s", "_rates", "brake", "bytes_total")
+    __slots__ = (
+        "_config", "_delays", "_last_s", "_not_before_s", "_rates", "brake", "bytes_total", "rate", "round_trip_s",
+    )  # fmt: skip
 
     def __init__(self, config: PaceConfig, brake: Callable[[], float] = lambda: 0.0) -> None:
         self._config, self.brake = config, brake
@@ -47,16 +49,10 @@ class Pace:
         self._last_s = 0.0
         self._not_before_s = 0.0
         self.bytes_total = 0
-
-    @property
-    def rate(self) -> float:
+        self.rate = 0.0
         """Bytes a second that the link was seen to carry, 0 while unknown."""
-        return max((rate for _, rate in self._rates), default=0.0)
-
-    @property
-    def round_trip_s(self) -> float:
+        self.round_trip_s = 0.0
         """The least time between a pull and its answer, waiting at the source taken off; 0 while unknown."""
-        return min((delay for _, delay in self._delays), default=0.0)
 
     @property
     def budget(self) -> int:
@@ -99,6 +95,8 @@ class Pace:
             self._rates.popleft()
         while self._delays and self._delays[0][0] < now_s - _DELAY_MEMORY_S:
             self._delays.popleft()
+        self.rate = max((rate for _, rate in self._rates), default=0.0)
+        self.round_trip_s = min(delay for _, delay in self._delays)
         self._not_before_s = max(self._not_before_s, now_s - config.target_s) + self._pause_s(nbytes)
 
     def _pause_s(self, nbytes: int) -> float:
