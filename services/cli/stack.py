@@ -207,6 +207,12 @@ def down(context: typer.Context) -> None:
     folder = _folder(settings)
     state = folder.state() if folder.held() else None
     process = state.process.process() if state else None
+    if process is None and folder.held():
+        raise CommandFailed(
+            Exit.NOT_RUNNING,
+            f"region {settings.region.name} runs as part of a stack with another data folder",
+            "`headwater down` with the settings of that stack stops all of its regions.",
+        )
     if process is None:
         raise CommandFailed(
             Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", "There is nothing to stop."

@@ -12,16 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.cli.app import main
+from services.cli.exits import Exit
+from services.cli.running import print_regions, regions_of
 from services.settings import Settings, SettingsError, load_settings, parse_address
 from services.settings.shards import written_shards
 from services.settings.show import to_toml
-from services.supervisor.folder import PlacesUnreadable, RunFolder
+from services.supervisor.folder import ChildState, PlacesUnreadable, RunFolder
 from services.supervisor.places import PlaceBook, Places, port_is_free
 from services.supervisor.plan import plan
 from services.supervisor.regions import (
     MAX_REGIONS,
     Region,
     Wanted,
+    folder_of,
     lay_out,
     read_names,
     read_wanted,
@@ -256,3 +260,68 @@ class TestPlaces:
         (tmp_path / "run" / "regions.json").write_text("{")
         with pytest.raises(PlacesUnreadable, match=r"regions\.json cannot be read"):
             folder.places()
+
+
+class TestCommands:
+    def run(self, *arguments: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return ended.value.code
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            (("--regions=none at all",), "'none at all' is no name of a region"),
+            (("--regions=2", "--link=asia:delay=80ms"), "(eu), not to 'asia'"),
+            (("--link=eu:delay=80ms",), "beside home"),
+        ],
+    )
+    def test_regions_that_cannot_be_are_told_before_anything_starts(
+        self, options: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run("up", f"--set=data.dir={tmp_path / 'data'}", *options) == Exit.USAGE
+        assert reason in capsys.readouterr().err
+        assert not (tmp_path / "data").exists()
+
+    def test_a_region_is_not_stopped_without_the_others(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with RunFolder(tmp_path).locked():
+            code = self.run("down", f"--set=data.dir={tmp_path}", "--set=region.name=eu")
+        assert code == Exit.NOT_RUNNING
+        assert "region eu runs as part of a stack" in capsys.readouterr().err
+
+
+class TestShown:
+    def children(self, *names: str) -> list[ChildState]:
+        return [
+            ChildState(
+                name,
+                "api" if name.startswith("api") else "parameter-server",
+                "ready",
+                0,
+                address="http://h:1" if name == "api-0" else "h:2",
+                region=name.partition("@")[2] or "home",
+            )
+            for name in names
+        ]
+
+    def test_each_region_has_the_url_of_its_api_and_its_settings(self, tmp_path: Path) -> None:
+        settings = load_settings(overrides=[f"data.dir={tmp_path}"]).settings
+        RunFolder(tmp_path).write_settings("")
+        RunFolder(folder_of(tmp_path, "eu")).write_settings("")
+        regions = regions_of(settings, self.children("api-0", "api@eu", "server-0@asia"))
+        assert [(region.name, region.url) for region in regions] == [
+            ("home", "http://h:1"),
+            ("eu", "http://h:2"),
+            ("asia", ""),
+        ]
+        files = [region.settings and region.settings.relative_to(tmp_path) for region in regions]
+        assert files == [Path("run/settings.toml"), Path("regions/eu/run/settings.toml"), None]
+
+    def test_one_region_needs_no_table(self, capsys: pytest.CaptureFixture[str]) -> None:
+        settings = settings_of()
+        print_regions(regions_of(settings, self.children("api-0")))
+        assert capsys.readouterr().out == ""
+        print_regions(regions_of(settings, self.children("api-0", "server-0@asia")))
+        assert "not ready" in capsys.readouterr().out
