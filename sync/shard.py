@@ -133,7 +133,7 @@ class Shard(Replica):
         or the next number. Raises UnknownTable; BadSpec for a hashed table or a number that does not grow.
         """
         self._require_writer()
-        found = self._single(table)
+        found = self.single(table)
         before = self.dense(table).number
         if not (again or self._generations.outdated(found)):
             return before
