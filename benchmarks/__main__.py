@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.report import Row, as_json, print_table
 
 NAMES: Final = {
+    "link": "what an emulated link costs by itself, and how well it keeps its delay and its rate",
     "parameters": "rows a second of parameter servers, in process and over loopback, and an epoch of training",
     "pipeline": "events a second and freshness, from POST to visible in recommendations",
     "straggler": "time to a fixed AUC in each training mode, one of four trainers ten times slower",

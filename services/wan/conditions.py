@@ -99,19 +99,18 @@ class LinkConditions:
 
 def parse_conditions(text: str) -> LinkConditions:
     """Read ``delay=80ms,rate=100mbit``; what is not named is without delay or limit. Raises ValueError."""
-    found: dict[str, float | int] = {}
+    found: dict[str, Decimal] = {}
     for part in text.split(",") if text.strip() else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise ValueError(f"{part.strip()!r} is not {FORM}")
         if key not in _KEYS:
             raise ValueError(f"{key!r} is not a condition of a link: {', '.join(_KEYS)}")
-        name, units, example = _KEYS[key]
-        if name in found:
+        if key in found:
             raise ValueError(f"{key} stands there twice")
-        number = _quantity(key, value, units, example)
-        found[name] = int(number) if key == "queue" else float(number)
-    return LinkConditions(**found)  # type: ignore[arg-type]
+        found[key] = _quantity(key, value)
+    delay_s, jitter_s, rate_bits_s = (float(found.get(key, 0)) for key in ("delay", "jitter", "rate"))
+    return LinkConditions(delay_s, jitter_s, rate_bits_s, int(found.get("queue", 0)))
 
 
 def parse_named(text: str) -> tuple[str, LinkConditions]:
@@ -132,8 +131,9 @@ def _within(key: str, value: float, least: float, most: float, unit: str) -> Non
         raise ValueError(f"{key} = {value:g} {unit} is not between {least:g} and {most:g} {unit}")
 
 
-def _quantity(key: str, text: str, units: Mapping[str, Decimal], example: str) -> Decimal:
+def _quantity(key: str, text: str) -> Decimal:
     """``text`` in the base unit, exactly: binary floats would not read back as what was written."""
+    _, units, example = _KEYS[key]
     if text == "0":
         return Decimal(0)
     match = _QUANTITY.fullmatch(text)

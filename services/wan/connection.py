@@ -129,13 +129,6 @@ class Half:
         self._read_all = True
         self._send(End.RESET)
 
-    def _on_readable(self) -> None:
-        # Who waited longer goes first.
-        if self._direction.waiting:
-            self._wait_for_room()
-        else:
-            self.take_turn()
-
     def _wait_for_room(self) -> None:
         self._stop_reading()
         if not self._closed and not self._read_all:
@@ -211,7 +204,7 @@ class Half:
     def _read_when_ready(self) -> None:
         if not self._reading:
             self._reading = True
-            self._loop.add_reader(self._source, self._on_readable)
+            self._loop.add_reader(self._source, self.take_turn)
 
     def _stop_reading(self) -> None:
         if self._reading:

@@ -1,9 +1,8 @@
 """One emulated link in an event loop: it listens, connects to its target, and passes bytes as its conditions say.
 
 A new connection costs a round trip before its first byte passes, as TCP's handshake does. A partition stops the
-link's own clock: nothing is read, nothing passes, and what was under way arrives after it, just as much later. The
-system's listen queue goes on completing handshakes meanwhile, so a new connection hangs at its first byte rather
-than in ``connect``.
+link's own clock: nothing is read, nothing passes, and what was under way arrives after it, just as much later. Whoever
+connects meanwhile gets through to the link, not to its target: it hangs at its first byte rather than in ``connect``.
 """
 
 from __future__ import annotations
@@ -95,7 +94,6 @@ class Link:
     def partition(self) -> None:
         """Let nothing pass. Connections stay open; new ones hang."""
         if not self.partitioned:
-            self._stop_accepting()
             self._suspend()
             self._stopped_at_s = self.loop.time()
             self.partitioned = True
@@ -108,7 +106,6 @@ class Link:
             self.partitioned = False
             self._healed.set()
             self._go_on()
-            self._accept_when_there()
 
     def reset(self) -> int:
         """Break every connection, on both sides; how many there were."""
@@ -157,7 +154,7 @@ class Link:
 
     def _accept_when_there(self) -> None:
         room = len(self._connections) + len(self._establishing) < MAX_CONNECTIONS
-        if self._listener is not None and room and not (self._accepting or self.partitioned):
+        if self._listener is not None and room and not self._accepting:
             self._accepting = True
             self.loop.add_reader(self._listener, self._accept)
 
