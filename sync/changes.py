@@ -13,6 +13,7 @@ ring, and who knows what the dominator knows can be answered from the ring alone
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.columns import Columns
-from sync.kernel import f32, i32, i64, inp, kernel, out, u32, u64, void
+from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, u32, u64, void
 from sync.knowledge import joined, vector_of
 
 Sequences = npt.NDArray[np.int64]
@@ -33,6 +34,8 @@ BEGINNING: Final = 0
 _BINS: Final = 4_096
 _RECENT: Final = 4_096
 """Entries that say which priorities are high at the moment."""
+_LEAST: Final = float(np.finfo(np.float32).smallest_subnormal)
+"""The least priority that is not 0, the one of what was copied rather than written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,45 @@ def _evicted(
     return found
 
 
+@inlined
+def _first_after(after: int, start: int, capacity: int, ring_sequences: Sequences) -> int:
+    """How many of the ring's places, from the oldest one at ``start`` on, hold no entry after ``after``."""
+    # From the oldest place on, numbers ascend (unused places hold 0).
+    low = 0
+    high = capacity
+    while low < high:
+        middle = (low + high) // 2
+        if ring_sequences[(start + middle) % capacity] <= after:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel(i64(i64, f32, inp(i64), inp(i64), inp(i32), inp(f32), out(i64), out(i32)))
+def _urgent(
+    after: int,
+    least: float,
+    changed_at: Sequences,
+    ring_sequences: Sequences,
+    ring_slots: Slots,
+    ring_priorities: Priorities,
+    sequences: Sequences,
+    slots: Slots,
+) -> int:
+    """The valid entries after ``after`` with a priority of at least ``least``, ascending; returns how many."""
+    capacity = ring_slots.shape[0]
+    start = int(ring_sequences[capacity])
+    found = 0
+    for i in range(_first_after(after, start, capacity, ring_sequences), capacity):
+        at = (start + i) % capacity
+        if ring_priorities[at] >= least and changed_at[ring_slots[at]] == ring_sequences[at]:
+            sequences[found] = ring_sequences[at]
+            slots[found] = ring_slots[at]
+            found += 1
+    return found
+
+
 @kernel(i64(i64, i64, inp(i64), inp(i64), inp(i32), out(i64), out(i32)))
 def _collect(
     after: int,
@@ -113,18 +155,9 @@ def _collect(
 ) -> int:
     """The oldest ``limit`` valid entries after ``after``, ascending; returns how many there are."""
     capacity = ring_slots.shape[0]
-    start = ring_sequences[capacity]
-    # From the oldest place on, numbers ascend (unused places hold 0): find the first above ``after``.
-    low = 0
-    high = capacity
-    while low < high:
-        middle = (low + high) // 2
-        if ring_sequences[(start + middle) % capacity] <= after:
-            low = middle + 1
-        else:
-            high = middle
+    start = int(ring_sequences[capacity])
     found = 0
-    for i in range(low, capacity):
+    for i in range(_first_after(after, start, capacity, ring_sequences), capacity):
         if found == limit:
             break
         at = (start + i) % capacity
@@ -200,21 +233,30 @@ class ChangeRing:
             self.dominator = joined(self.dominator, evicted)
 
     def urgent(self, sequence: int, least: float, changed_at: Sequences) -> tuple[Sequences, Slots]:
-        """The entries after ``sequence`` whose priority is at least ``least``, newest state only, ascending."""
-        wanted = (self.ring_sequences[:-1] > sequence) & (self.ring_priorities >= np.float32(least))
-        places = np.flatnonzero(wanted)
-        sequences, slots = self.ring_sequences[places], self.ring_slots[places]
-        newest = changed_at[slots] == sequences
-        order = np.argsort(sequences[newest])
-        return sequences[newest][order], slots[newest][order]
+        """The changes after ``sequence``, as far as the ring reaches back, whose priority is at least ``least`` and not
+        0: numbers, ascending, and slots."""
+        room = self._room(sequence)
+        sequences, slots = np.empty(room, np.int64), np.empty(room, np.int32)
+        least = max(float(np.float32(least)), _LEAST)
+        rings = self.ring_sequences, self.ring_slots, self.ring_priorities
+        found = _urgent(sequence, least, changed_at, *rings, sequences, slots)
+        return sequences[:found], slots[:found]
 
     def quantile(self, share: float) -> float:
-        """The priority that the highest ``share`` of the ring's newest entries have at least."""
+        """The priority that ``share`` of the ring's newest entries have at least; infinite for a share of 0."""
         capacity = len(self.ring_slots)
         at = int(self.ring_sequences[capacity])
         recent = np.arange(at - min(capacity, _RECENT), at) % capacity
-        known = recent[self.ring_sequences[recent] > 0]
-        return float(np.quantile(self.ring_priorities[known], 1.0 - share)) if len(known) else 0.0
+        known = self.ring_priorities[recent[self.ring_sequences[recent] > 0]]
+        # A rank, not an interpolation: some priorities are infinite.
+        rank = min(math.ceil(share * len(known)), len(known))
+        return float(np.partition(known, len(known) - rank)[len(known) - rank]) if rank > 0 else math.inf
+
+    def _room(self, sequence: int) -> int:
+        """How many changes after ``sequence`` the ring may hold."""
+        capacity = len(self.ring_slots)
+        newest = int(self.ring_sequences[(int(self.ring_sequences[capacity]) - 1) % capacity])
+        return max(0, min(capacity, newest - sequence))
 
     @property
     def floor(self) -> int:
@@ -233,9 +275,7 @@ class ChangeRing:
         """
         if sequence < self.floor:
             return scan(sequence, limit, changed_at)
-        capacity = len(self.ring_slots)
-        newest = int(self.ring_sequences[(int(self.ring_sequences[capacity]) - 1) % capacity])
-        room = max(0, min(limit, capacity, newest - sequence))
+        room = min(limit, self._room(sequence))
         sequences = np.empty(room, np.int64)
         slots = np.empty(room, np.int32)
         found = _collect(sequence, room, changed_at, self.ring_sequences, self.ring_slots, sequences, slots)

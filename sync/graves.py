@@ -44,7 +44,7 @@ class Graveyard:
 
     def bury(self, keys: Keys, time: Times, writer: Writers, sequence: int) -> None:
         """Enter ``keys`` [N] with their versions [N]; they changed with the numbers after ``sequence``."""
-        self._columns.reserve(self._index.slots + len(keys))
+        self._columns.reserve(self._index.slots_with(len(keys)))
         slots = self._index.insert(keys)
         # What is gone must not come back: of all that a region is told, it hears of this first.
         urgent = np.full(len(keys), np.inf, np.float32)
@@ -121,6 +121,10 @@ class Graveyard:
     def changed_after(self, sequence: int, limit: int) -> tuple[Sequences, Slots]:
         """The oldest ``limit`` graves dug after ``sequence``: their numbers, ascending, and places."""
         return self.ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
+
+    def urgent(self, sequence: int, least: float) -> tuple[Sequences, Slots]:
+        """The graves dug after ``sequence`` whose priority is at least ``least``: numbers, ascending, and places."""
+        return self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])
 
     def keys(self, places: Slots) -> Keys:
         """Copies of the keys at ``places`` [N]."""

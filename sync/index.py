@@ -100,6 +100,10 @@ class KeyIndex:
         """One more than the largest slot ever given out."""
         return int(self._counts[NEXT])
 
+    def slots_with(self, extra: int) -> int:
+        """What ``slots`` will be once ``extra`` new keys were inserted: free slots are given out first."""
+        return self.slots + max(extra - int(self._counts[FREE_COUNT]), 0)
+
     @property
     def keys(self) -> Keys:
         """The key of each slot, ``[slots]``: a view that the next insertion may leave behind. Free slots keep
@@ -142,7 +146,7 @@ class KeyIndex:
         """Make room for ``extra`` more keys. Raises TableFull, and then nothing changed."""
         if len(self) + extra > MAX_ROWS:
             raise TableFull(f"{len(self) + extra} keys are needed, {MAX_ROWS} are allowed")
-        rows = self.slots + max(extra - int(self._counts[FREE_COUNT]), 0)
+        rows = self.slots_with(extra)
         if rows > len(self._column.array):
             capacity = grown(len(self._column.array), rows, _SLAB_ROWS)
             self._column.grow(capacity)

@@ -139,8 +139,8 @@ class Replica(Contents):
         self._require_writer()
         check(self, update)
         won = winners(self, update)
-        for part in won.rows:
-            self.table(part.table).reserve(len(part.keys))
+        for name in {part.table for part in won.rows}:
+            self.table(name).reserve(np.concatenate([part.keys for part in won.rows if part.table == name]))
         learned = update.learned
         dropped = () if whole is None or learned is None else omitted(self, learned, whole)
         self.counts.covered_rows_total += won.covered

@@ -211,8 +211,7 @@ class Table:
     def prepare(self, total: Total) -> Prepared:
         """Find the rows of a total and make room for new ones. Raises TableFull; no row changes."""
         slots, missing = self._index.find(total.keys)
-        self._index.reserve(missing)
-        self._columns.reserve(self._index.slots + missing)
+        self._reserve(missing)
         return Prepared(total, slots, missing)
 
     def admit(self, part: Prepared) -> Prepared:
@@ -271,10 +270,15 @@ class Table:
         self._columns.version_time[freed] = 0
         self._columns.changed_at[freed] = 0
 
-    def reserve(self, extra: int) -> None:
-        """Make room for ``extra`` more rows. Raises TableFull, and then nothing changed."""
+    def reserve(self, keys: Keys) -> None:
+        """Make room for those of ``keys`` ``[N]`` that are not stored. Raises TableFull, and then nothing changed."""
+        # Most often there is room for all of them, and nothing to look for.
+        if len(keys) and self._index.slots_with(len(keys)) > self._columns.capacity:
+            self._reserve(self._index.find(keys)[1])
+
+    def _reserve(self, extra: int) -> None:
+        self._columns.reserve(self._index.slots_with(extra))
         self._index.reserve(extra)
-        self._columns.reserve(self._index.slots + extra)
 
     def require_width(self, rows: StoredRows) -> None:
         """Raises BadShape unless ``rows`` have as many values and floats of state as this table's."""
@@ -289,7 +293,7 @@ class Table:
         """Take over rows as they are, whatever was there; they change with the numbers after ``sequence``.
         Raises BadShape, TableFull, and then nothing changed."""
         self.require_width(rows)
-        self.reserve(len(rows.keys))
+        self.reserve(rows.keys)
         self.graves.exhume(rows.keys)
         slots = self._index.insert(rows.keys)
         _scatter(rows.values, slots, self._columns.values)
@@ -355,9 +359,25 @@ class Table:
         """The number of the newest change of each of ``slots`` ``[N]``."""
         return self._columns.changed_at[slots]
 
+    def told(self, slots: Slots) -> tuple[StoredRows, Graves]:
+        """Copies of what ``changed_after`` found in ``slots`` ``[N]``."""
+        gone = slots < 0
+        return self.stored(slots[~gone]), self.graves.at(~slots[gone])
+
+    def reaches(self, sequence: int) -> bool:
+        """Whether the update caches alone tell what changed after ``sequence``."""
+        return sequence >= max(self.ring.floor, self.graves.ring.floor)
+
     def urgent(self, sequence: int, least: float) -> tuple[Sequences, Slots]:
-        """Rows that changed after ``sequence`` with a priority of at least ``least``: numbers, ascending, and slots."""
-        return self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])
+        """What changed after ``sequence`` with a priority of at least ``least``: numbers, ascending, and where it is,
+        as ``changed_after`` tells it."""
+        sequences, slots = self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])
+        dug, places = self.graves.urgent(sequence, least)
+        if not len(dug):
+            return sequences, slots
+        sequences, slots = np.concatenate([sequences, dug]), np.concatenate([slots, ~places])
+        order = np.argsort(sequences, kind="stable")
+        return sequences[order], slots[order]
 
     def cached(self, known: Known) -> Slots | None:
         """Where everything is that ``known`` does not cover, as ``changed_after`` tells it, out of the update caches
