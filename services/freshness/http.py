@@ -67,7 +67,12 @@ class Connection(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
         self.parser, self.body = httptools.HttpResponseParser(self), []
         self.transport.write(request)
-        return await self.done
+        try:
+            return await self.done
+        except BaseException:
+            # Whoever asks next must not get the answer to this.
+            self.transport.abort()
+            raise
 
 
 class Server:

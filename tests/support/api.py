@@ -31,10 +31,13 @@ from services.api.serving.choose import Chooser
 from services.api.serving.follow import Follower
 from services.api.serving.freshness import Freshness
 from services.api.serving.items import ItemState
+from services.api.serving.probing import Probing
 from services.api.serving.recommender import Recommender
 from services.api.store import AsyncStore
 from services.catalogue import FIRST_SEEN, Catalogue, key_function
-from services.messagelog.contract import Message
+from services.freshness.stamps import Stamp, encode_stamp
+from services.freshness.updates import Update
+from services.messagelog.contract import Message, Record
 from services.modelling import build_model
 from services.parameter_server.types import (
     DenseSnapshot,
@@ -45,6 +48,7 @@ from services.parameter_server.types import (
 )
 from services.processor.users import SEEN, STATE, UserState, encode_state
 from services.settings.model import Settings
+from services.topics import PROBES
 
 T = TypeVar("T")
 LOG = "log-1"
@@ -137,6 +141,45 @@ class MemoryParameters:
         self.available = False
 
 
+class MemoryProbes:
+    """What probes need of log and parameter servers: stamps in a list, marked updates of one shard."""
+
+    def __init__(self) -> None:
+        self.stamped: list[Stamp] = []
+        self.failure: Exception | None = None
+        self.reads = 0
+        self.pushed: list[Update] = []
+        self.visible: asyncio.Queue[ShardChanges] = asyncio.Queue()
+        self.followed = 0
+
+    def stamps(self, offset: int, most: int) -> list[Record]:
+        self.reads += 1
+        if self.failure is not None:
+            raise self.failure
+        return [
+            Record(PROBES, 0, n, b"", encode_stamp(stamp), 0)
+            for n, stamp in enumerate(self.stamped[offset : offset + most], offset)
+        ]
+
+    def stamps_end(self) -> int:
+        return len(self.stamped)
+
+    async def updates(self) -> AsyncGenerator[ShardChanges]:
+        self.followed += 1
+        while True:
+            yield await self.visible.get()
+
+    def push(self, count: int) -> list[Update]:
+        if self.failure is not None:
+            raise self.failure
+        first = len(self.pushed)
+        self.pushed += [Update(3, 100 + first + n, NOW_MS, NOW_MS + 2.5) for n in range(count)]
+        return self.pushed[first:]
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
 class Harness:
     """The API under test and all that stands around it."""
@@ -150,6 +193,8 @@ class Harness:
     freshness: Freshness
     loop: asyncio.AbstractEventLoop
     client: httpx.AsyncClient
+    probing: Probing
+    probes: MemoryProbes
     clock: list[int] = field(default_factory=lambda: [NOW_MS])
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
@@ -280,22 +325,31 @@ async def _start(
     encoder = Encoder(schema)
     model = build_model(schema, settings.model)
     items = ItemState(Catalogue(encoder), model)
-    freshness = Freshness(LOG, partitions)
+    probes = MemoryProbes()
+    probing = Probing(
+        LOG, partitions, "here", append=ingest.append, backends=probes, now_ms=lambda: float(clock[0])
+    )
+    freshness = probing.recommendations
     parameters = MemoryParameters(model)
     parameters.available = parameters_available
-    follower = Follower(items, freshness, wrapped, parameters, "main", api.clock_ms)
+    follower = Follower(
+        items, freshness, wrapped, parameters, "main", api.clock_ms, arrived=probing.parameters
+    )
     chooser = Chooser(items, settings.recommendation)
     recommender = Recommender(encoder, items, chooser, freshness, wrapped, parameters, "main", api.clock_ms)
-    app = assemble(api, recommender, {})
+    app = assemble(api, recommender, {}, probing)
     following = asyncio.create_task(follower.run())
     transport = httpx.ASGITransport(app.asgi)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
-    harness = Harness(api, store, producer, parameters, follower, items, freshness, loop, client, clock)
+    harness = Harness(
+        api, store, producer, parameters, follower, items, freshness, loop, client, probing, probes, clock
+    )
 
     async def close() -> None:
         await client.aclose()
         following.cancel()
         await asyncio.wait([following])
+        await probing.close()
         producer.gate.set()
         await ingest.close()
         wrapped.close()

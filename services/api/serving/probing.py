@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from services.api.problems import Problem
 from services.api.serving.freshness import Freshness
-from services.coordination.contract import Coordination, CoordinationError
+from services.coordination.contract import CoordinationError
 from services.freshness.stages import Stage
 from services.freshness.stamps import StampFormatError, decode_stamp, stamp_message
 from services.freshness.tracker import Probe, Tracker
-from services.freshness.updates import LOG, MODEL, SLOTS, TABLE, Update, UpdateWriter, update_stamp
-from services.messagelog.contract import LogError, Message, MessageLog, Record, TopicPartition
-from services.parameter_server.client import AsyncParameterClient, ParameterClient
+from services.freshness.updates import LOG, SLOTS, Update, update_stamp
+from services.messagelog.contract import LogError, Message, Record
 from services.parameter_server.types import Mark, ParameterError, ShardChanges
-from services.rpc.security import Security
 from services.tokens import Token, log_fingerprint
-from services.topics import PROBES
 
 READ: Final = 500
 READS: Final = 20
@@ -40,48 +36,26 @@ RETRY_S: Final = 0.5
 log = logging.getLogger(__name__)
 
 
-class Backends:
-    """What probes need beyond the API's own parts. Each method may be slow; none is called on the loop."""
-
-    def __init__(
-        self,
-        messages: MessageLog,
-        coordination: Coordination,
-        parameters: AsyncParameterClient,
-        security: Security | None,
-        deadline_s: float,
-    ) -> None:
-        self._messages, self._coordination, self._parameters = messages, coordination, parameters
-        self._security, self._deadline_s = security, deadline_s
-        self._client: ParameterClient | None = None
-        self._writer: UpdateWriter | None = None
+class Backends(Protocol):
+    """What probes need beyond the API's own parts (``probe_backends``). Only ``updates`` belongs on the loop."""
 
     def stamps(self, offset: int, most: int) -> list[Record]:
         """Stamps from ``offset`` on. Raises LogError."""
-        return self._messages.read(TopicPartition(PROBES, 0), offset, most)
+        ...
 
     def stamps_end(self) -> int:
         """Where the stamps end. Raises LogError."""
-        return self._messages.end_offset(TopicPartition(PROBES, 0))
+        ...
 
     def updates(self) -> AsyncGenerator[ShardChanges]:
-        """The change streams of the marked updates, for ever."""
-        return self._parameters.follow(MODEL, (TABLE,))
+        """The change streams of the marked updates, for ever. Raises ParameterError."""
+        ...
 
     def push(self, count: int) -> list[Update]:
         """Push marked updates, one after the other. Raises ParameterError, CoordinationError."""
-        if self._writer is None:
-            self._client = ParameterClient(
-                self._coordination, deadline_s=self._deadline_s, security=self._security
-            )
-            self._writer = UpdateWriter(self._client, random.randrange(SLOTS))
-        self._writer.open()
-        return [self._writer.push() for _ in range(count)]
+        ...
 
-    def close(self) -> None:
-        """Close what was opened."""
-        if self._client is not None:
-            self._client.close()
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

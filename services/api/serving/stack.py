@@ -10,7 +10,8 @@ from services.api.serving.choose import Chooser
 from services.api.serving.follow import Follower
 from services.api.serving.freshness import Freshness
 from services.api.serving.items import ItemState
-from services.api.serving.probing import Backends, Probing
+from services.api.serving.probe_backends import ProbeBackends
+from services.api.serving.probing import Probing
 from services.api.serving.recommender import Recommender
 from services.backends import open_security
 from services.catalogue import Catalogue
@@ -51,7 +52,7 @@ def open_serving(api: Api, coordination: Coordination, log: MessageLog) -> Servi
         security=security,
         reading=Reading.of(settings.parameters),
     )
-    backends = Backends(log, coordination, parameters, security, settings.parameters.deadline)
+    backends = ProbeBackends(log, coordination, parameters, security, settings.parameters.deadline)
     partitions = log.partitions(EVENTS)
     probing = Probing(
         api.incarnation, partitions, settings.region.name, append=api.ingest.append, backends=backends
