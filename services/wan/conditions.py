@@ -37,7 +37,7 @@ _KEYS: Final[Mapping[str, tuple[str, Mapping[str, Decimal], str]]] = {
     "rate": ("rate_bits_s", _RATE, "100mbit"),
     "queue": ("queue_bytes", _SIZE, "512KiB"),
 }
-_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{1,30})?)([A-Za-z]+)")
+_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{1,30})?)([A-Za-z]+)", re.ASCII)
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 FORM: Final = "KEY=VALUE separated by commas, such as delay=80ms,rate=100mbit,jitter=5ms"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import threading
@@ -21,7 +22,9 @@ from support.wan import (
 )
 
 from services.wan.conditions import LinkConditions, parse_conditions
-from services.wan.emulator import emulated
+from services.wan.emulator import Emulator, emulated
+from services.wan.link import Link
+from services.wan.types import LinkPlan
 
 NONE = LinkConditions()
 PAYLOAD = random.Random(7).randbytes(3_000_000)
@@ -263,6 +266,33 @@ class TestEnds:
             with listening(port=port), connect(link.address) as client:
                 client.sendall(b"x")
                 assert client.recv(1) == b"x"
+
+    def test_without_descriptors_it_accepts_as_soon_as_there_are_some(self) -> None:
+        class Exhausted:
+            """A listener whose first connection finds no descriptor."""
+
+            def __init__(self, real: socket.socket) -> None:
+                self._real, self.refused = real, 0
+
+            def accept(self) -> tuple[socket.socket, object]:
+                if not self.refused:
+                    self.refused += 1
+                    raise OSError(errno.EMFILE, "too many open files")
+                return self._real.accept()
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(self._real, name)
+
+        def exhaust(link: Link) -> Exhausted:
+            link._listener = Exhausted(link._listener)
+            return link._listener
+
+        with listening() as server, Emulator([LinkPlan("a", server.address)]) as emulator:
+            listener = emulator.do("a", exhaust)
+            with connect(emulator.link("a").address) as client:
+                client.sendall(b"x")
+                assert client.recv(1) == b"x"
+            assert listener.refused == 1
 
     def test_the_end_of_the_emulator_breaks_what_is_open(self) -> None:
         with listening() as server:

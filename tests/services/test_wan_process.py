@@ -188,6 +188,7 @@ def wait_ready(settings: Settings) -> Member:
 def test_it_is_controlled_while_it_runs(settings: Settings, headwater: Headwater) -> None:
     with service("link-0", settings):
         wait_ready(settings)
+        assert "name=eu target=" in headwater("config", "show")
         shown = headwater("link", "show")
         assert "eu" in shown
         assert "delay=2ms" in shown
