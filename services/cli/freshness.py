@@ -70,7 +70,7 @@ def freshness(
     regions = read_regions(region) if region else {} if url else _known(settings)
     plan = Plan(api.url, regions, api.key, rate, seconds, kinds=kinds)
     with ExitStack() as stack:
-        push = stack.enter_context(_push(settings, api, direct=url is None)) if updates else None
+        push = stack.enter_context(_push(settings, api)) if updates else None
         advance = stack.enter_context(progress("probes sent", plan.count * len(kinds)))
         found = report(measure(plan, push, advance))
     if out is not None:
@@ -118,10 +118,10 @@ def _known(settings: Settings) -> dict[str, str]:
 
 
 @contextmanager
-def _push(settings: Settings, api: Api, *, direct: bool) -> Iterator[Push]:
-    """How marked updates are sent: straight to the parameter servers where the settings lead to them, else by the
-    API, which pushes them from there."""
-    if not direct or not _here(settings):
+def _push(settings: Settings, api: Api) -> Iterator[Push]:
+    """How marked updates are sent: straight to the parameter servers where the settings lead to those of the API,
+    else by the API, which pushes them from there."""
+    if not _know(settings, api):
         yield lambda: _push_by(api)
         return
     from services.backends import open_coordination, open_log, open_security
@@ -148,9 +148,19 @@ def _push(settings: Settings, api: Api, *, direct: bool) -> Iterator[Push]:
         yield push
 
 
-def _here(settings: Settings) -> bool:
-    """Whether the coordination store of the settings is there: an embedded one is a file, and must not be made."""
-    return settings.coordination.backend != "sqlite" or (settings.data.dir / "coordination.db").exists()
+def _know(settings: Settings, api: Api) -> bool:
+    """Whether the coordination store of the settings knows the API: then its parameter servers are that API's."""
+    from services.backends import open_coordination
+    from services.coordination.contract import CoordinationError
+    from services.coordination.membership import members
+
+    if settings.coordination.backend == "sqlite" and not (settings.data.dir / "coordination.db").exists():
+        return False  # an embedded store is a file, and is not to be made by looking
+    try:
+        with closing(open_coordination(settings)) as coordination:
+            return any(member.address.rstrip("/") == api.url for member in members(coordination, "api"))
+    except CoordinationError:
+        return False
 
 
 class _Probe(msgspec.Struct):
