@@ -90,10 +90,13 @@ class Graveyard:
         time, writer = self._columns.version_time[places], self._columns.version_writer[places]
         return self._index.keys[places[~known.above(time, writer)]]
 
-    def of(self, keys: Keys) -> Graves:
-        """The graves of those of ``keys`` [N] that are buried."""
-        places, _ = self._index.find(keys)
-        return self.at(places[places >= 0])
+    def find(self, keys: Keys) -> Slots:
+        """The place of each of ``keys`` [N], negative where it is not buried."""
+        return self._index.find(keys)[0]
+
+    def written_at(self, places: Slots) -> Sequences:
+        """The number of the change that dug each of ``places`` [N]."""
+        return self._columns.changed_at[places]
 
     def at(self, places: Slots) -> Graves:
         """Copies of the graves in ``places`` [N]."""

@@ -350,14 +350,23 @@ class Table:
         order = np.argsort(sequences, kind="stable")[:limit]
         return sequences[order], slots[order]
 
-    def newest(self, keys: Keys) -> tuple[Slots, Graves]:
-        """Where the rows of some of ``keys`` ``[N]`` are, and the graves of others."""
-        slots, _ = self._index.find(keys)
-        return slots[slots >= 0], self.graves.of(keys[slots < 0])
+    def located(self, keys: Keys) -> Slots:
+        """Where the rows and graves of those of ``keys`` ``[N]`` are that have one, as ``changed_after`` tells it."""
+        slots, missing = self._index.find(keys)
+        if missing:
+            dug = self.graves.find(keys[slots < 0])
+            return np.concatenate([slots[slots >= 0], ~dug[dug >= 0]])
+        return slots
 
     def written_at(self, slots: Slots) -> Sequences:
-        """The number of the newest change of each of ``slots`` ``[N]``."""
-        return self._columns.changed_at[slots]
+        """The number of the newest change of what ``changed_after`` found in each of ``slots`` ``[N]``."""
+        gone = slots < 0
+        if not gone.any():
+            return self._columns.changed_at[slots]
+        sequences = np.empty(len(slots), np.int64)
+        sequences[~gone] = self._columns.changed_at[slots[~gone]]
+        sequences[gone] = self.graves.written_at(~slots[gone])
+        return sequences
 
     def told(self, slots: Slots) -> tuple[StoredRows, Graves]:
         """Copies of what ``changed_after`` found in ``slots`` ``[N]``."""
@@ -385,9 +394,11 @@ class Table:
         if not (known.covers(self.ring.dominator) and known.covers(self.graves.ring.dominator)):
             return None
         limit = np.iinfo(np.int32).max
-        _, slots = self.ring.after(self.ring.floor, limit, self._columns.changed_at[: self._index.slots])
-        _, places = self.graves.changed_after(self.graves.ring.floor, limit)
-        return np.concatenate([slots, ~places])
+        sequences, slots = self.ring.after(
+            self.ring.floor, limit, self._columns.changed_at[: self._index.slots]
+        )
+        dug, places = self.graves.changed_after(self.graves.ring.floor, limit)
+        return np.concatenate([slots, ~places])[np.argsort(np.concatenate([sequences, dug]), kind="stable")]
 
     def scan(self, known: Known) -> Keys:
         """The keys of all rows and graves whose versions ``known`` does not cover: a look at each."""

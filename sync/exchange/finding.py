@@ -27,7 +27,8 @@ class Found:
 
 
 def missing(replica: Replica, known: Known, since: int | None) -> list[Found]:
-    """By table, the keys of the rows and graves that ``known`` does not cover, the longest unchanged first.
+    """By table, the keys of the rows and graves that ``known`` does not cover, the longest unchanged first; where only
+    a look at all of them told, in the order in which they are stored.
 
     ``since``: the puller has everything up to this count of the source's changes, of its present incarnation.
     """
@@ -41,7 +42,7 @@ def missing(replica: Replica, known: Known, since: int | None) -> list[Found]:
 def _missing(table: Table, known: Known, since: int | None) -> Found:
     how: How = "token"
     slots: npt.NDArray[np.int32] | None
-    if since is not None:
+    if since is not None and table.reaches(since):
         _, slots = table.changed_after(since, _ALL)
     else:
         how, slots = "cache", table.cached(known)

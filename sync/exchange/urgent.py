@@ -1,0 +1,94 @@
+"""Rows that overtake: which urgent changes of a shard are still to be sent, and which were sent out of turn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sync.replica import Replica
+from sync.table import Table
+
+Sequences = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.int32]
+_NONE: Final = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Of one table: up to which change ``looked`` at, and the numbers of ``changes``, ascending, that were sent out of
+    turn or, after ``looked``, in turn."""
+
+    looked: int = 0
+    changes: Sequences = field(default_factory=lambda: _NONE)
+
+    def has(self, sequences: Sequences) -> npt.NDArray[np.bool_]:
+        """Which of ``sequences`` [N] were sent."""
+        if not len(self.changes):
+            return np.zeros(len(sequences), np.bool_)
+        places = np.minimum(np.searchsorted(self.changes, sequences), len(self.changes) - 1)
+        found: npt.NDArray[np.bool_] = self.changes[places] == sequences
+        return found
+
+    def add(self, sequences: Sequences) -> None:
+        if len(self.changes) and len(sequences):
+            sequences = np.union1d(self.changes, sequences)
+        if len(sequences):
+            self.changes = sequences
+
+    def forget(self, before: int) -> None:
+        self.changes = self.changes[np.searchsorted(self.changes, before, side="right") :]
+
+
+class Overtaking:
+    """What has overtaken in one shard of one stream. ``share``: of recent updates, how many are urgent."""
+
+    __slots__ = ("_sent", "_share")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._sent: dict[str, _Sent] = {}
+
+    def waiting(self, shard: Replica, since: int) -> Iterator[tuple[Table, Sequences, Slots]]:
+        """By table, the urgent changes after number ``since`` that were not sent yet: numbers, ascending, and where
+        they are, as ``Table.changed_after`` tells it."""
+        for spec in shard.specs:
+            if spec.placement != "hashed":
+                continue
+            table, sent = shard.table(spec.name), self._sent.setdefault(spec.name, _Sent())
+            sent.looked = max(sent.looked, since)
+            if sent.looked >= shard.token.counter:
+                continue
+            sequences, slots = table.urgent(sent.looked, table.ring.quantile(self._share))
+            fresh = ~sent.has(sequences)
+            if fresh.any():
+                yield table, sequences[fresh], slots[fresh]
+            else:
+                sent.looked = shard.token.counter
+
+    def overtook(self, table: Table, sequences: Sequences, up_to: int) -> None:
+        """Changes of these numbers are sent out of turn; up to number ``up_to`` that are all."""
+        sent = self._sent[table.spec.name]
+        sent.add(sequences)
+        sent.looked = max(sent.looked, up_to)
+        # What fell out of the ring is not found as urgent again, and is few; it may be sent twice.
+        sent.forget(max(table.ring.floor, table.graves.ring.floor))
+
+    def unsent(self, table: Table, slots: Slots, *, last: bool) -> Slots:
+        """Those of ``slots`` [N] that did not overtake; they are sent now, in turn. ``last``: with nothing behind."""
+        sent = self._sent.get(table.spec.name)
+        if sent is None:
+            return slots
+        sequences = table.written_at(slots)
+        left = ~sent.has(sequences)
+        if not last:
+            sent.add(np.sort(sequences[left & (sequences > sent.looked)]))
+        return slots[left]
+
+    def forget(self, up_to: int) -> None:
+        """Changes up to number ``up_to`` are known to the puller now."""
+        for sent in self._sent.values():
+            sent.forget(up_to)
