@@ -12,11 +12,11 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-import httptools
 import numpy as np
+
+from services.freshness.http import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,55 +54,11 @@ class Outcome:
         return float(np.percentile(self.latency_ms, q)) if self.latency_ms else float("inf")
 
 
-class Parser(Protocol):
-    """The part of httptools' response parser that is used here."""
-
-    def feed_data(self, data: bytes) -> None: ...
-    def get_status_code(self) -> int: ...
-
-
-@dataclass(slots=True)
-class _Connection(asyncio.Protocol):
-    """One keep-alive connection with at most one request on its way."""
-
-    done: asyncio.Future[tuple[int, bytes]] | None = None
-    transport: asyncio.Transport | None = None
-    parser: Parser | None = None
-    body: list[bytes] = field(default_factory=list)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(ConnectionError(f"connection closed: {exc}"))
-
-    def data_received(self, data: bytes) -> None:
-        assert self.parser is not None
-        self.parser.feed_data(data)
-
-    def on_body(self, body: bytes) -> None:
-        self.body.append(body)
-
-    def on_message_complete(self) -> None:
-        assert self.done is not None
-        assert self.parser is not None
-        self.done.set_result((self.parser.get_status_code(), b"".join(self.body)))
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        assert self.transport is not None
-        self.done = asyncio.get_running_loop().create_future()
-        self.parser, self.body = httptools.HttpResponseParser(self), []
-        self.transport.write(request)
-        return await self.done
-
-
 async def _drive(load: Load) -> Outcome:
     loop = asyncio.get_running_loop()
-    free: asyncio.Queue[_Connection] = asyncio.Queue()
+    free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(load.connections):
-        _, connection = await loop.create_connection(_Connection, load.host, load.port)
+        _, connection = await loop.create_connection(Connection, load.host, load.port)
         free.put_nowait(connection)
     extra = "".join(f"{name}: {value}\r\n" for name, value in load.headers)
     wire = [
@@ -117,7 +73,7 @@ async def _drive(load: Load) -> Outcome:
     statuses: Counter[int] = Counter()
     failures: list[str] = []
 
-    async def one(connection: _Connection, request: bytes, due: float) -> None:
+    async def one(connection: Connection, request: bytes, due: float) -> None:
         status, body = await connection.ask(request)
         latency_ms.append((time.perf_counter() - due) * 1e3)
         statuses[status] += 1

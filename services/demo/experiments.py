@@ -1,4 +1,4 @@
-"""The three experiments that show a person that Headwater learns: a burst, newcomers, freshness probes.
+"""The experiments that show a person that Headwater learns: a burst, newcomers; and how long a list takes.
 
 Each asks the running API and nothing else. A list that changes proves nothing by itself: a change counts from
 the first reply that names the posted event and parameters trained on it.
@@ -149,17 +149,6 @@ def newcomers(
         after_ms,
         float(np.mean(kept)),
     )
-
-
-def probes(rest: Rest, user_ids: Sequence[str], count: int, progress: Progress) -> Iterator[float]:
-    """``count`` freshness probes: a user likes the first item of their list; the time (ms) until a list that
-    names the event, rests on parameters that saw it, and no longer shows the item."""
-    for index in range(count):
-        user = user_ids[index % len(user_ids)]
-        first = rest.recommend(user, 10).items[0].item_id
-        [accepted] = rest.send([like(user, first)])
-        yield until_visible(rest, user, accepted, 10, gone=first).after_ms
-        progress(1)
 
 
 def latencies(rest: Rest, user_ids: Sequence[str], count: int, progress: Progress) -> Iterator[float]:

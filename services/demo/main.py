@@ -24,16 +24,20 @@ from services.datasets.dataset import Dataset
 from services.datasets.importer import append_events, entity_events, interaction_events, wait_processed
 from services.datasets.open import open_dataset
 from services.demo.baselines import Holdout, hold_out
-from services.demo.experiments import Burst, Newcomers, burst, latencies, newcomers, probes
+from services.demo.experiments import Burst, Newcomers, burst, latencies, newcomers
 from services.demo.quality import Quality, measure
 from services.demo.rest import Rest
 from services.demo.stack import Stack, local_stack
+from services.freshness.measure import Plan
+from services.freshness.measure import measure as measure_freshness
+from services.freshness.report import Report, report
 from services.messagelog.contract import MessageLog
 from services.topics import EVENTS, PROCESSOR_GROUP, SAMPLES, TRAINER_GROUP
 
 SPLIT: Final = 0.9
 _STALL_S: Final = 60.0
-_PROBES: Final = 200
+_PROBES_PER_S: Final = 20.0
+_PROBES_S: Final = 10.0
 _REQUESTS: Final = 300
 _NEWCOMER_GENRES: Final = ("Sci-Fi", "Children's", "Horror", "War", "Musical")
 
@@ -61,7 +65,7 @@ class Outcome:
     titles: dict[str, str]
     burst: Burst
     newcomers: Newcomers
-    freshness_ms: tuple[float, ...]
+    freshness: Report
     api_ms: tuple[float, ...]
     quality: Quality
 
@@ -69,7 +73,7 @@ class Outcome:
 def run(cache: Path, console: Console, folder: Path | None = None) -> Outcome:
     """Run the demo with progress on ``console``; files go to ``folder``, or to a temporary one.
 
-    Raises DatasetError, StackFailed, NotProcessed or RestError.
+    Raises DatasetError, StackFailed, NotProcessed, RestError or MeasurementFailed.
     """
     if folder is not None:
         return _run_in(folder, cache, console)
@@ -138,8 +142,9 @@ def _ask(
     favourites = {name: _popular_of(before, stack, categories, name) for name in _NEWCOMER_GENRES}
     arrived = newcomers(rest, categories, favourites)
     progress.advance(asking)
-    probing = progress.add_task("freshness probes", total=_PROBES)
-    freshness = tuple(probes(rest, users, _PROBES, partial(progress.advance, probing)))
+    plan = Plan(stack.url, rate=_PROBES_PER_S, seconds=_PROBES_S, kinds=("event",))
+    probing = progress.add_task("freshness probes", total=plan.count)
+    freshness = report(measure_freshness(plan, None, partial(progress.advance, probing)))
     timing = progress.add_task("recommendation requests", total=_REQUESTS)
     api = tuple(latencies(rest, users, _REQUESTS, partial(progress.advance, timing)))
     return Outcome(data, notes, titles, shown, arrived, freshness, api, quality)

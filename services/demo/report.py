@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from services.demo.main import Outcome
 from services.demo.rest import Recommendations
+from services.freshness.stages import MEANING
+from services.freshness.statistics import Quantiles, quantiles
 
 
-def summary(samples_ms: Sequence[float]) -> dict[str, float]:
-    """Count, p50, p95, p99 and maximum of ``samples_ms``."""
-    p50, p95, p99, top = np.percentile(samples_ms, (50, 95, 99, 100)).tolist()
-    return {"count": len(samples_ms), "p50": p50, "p95": p95, "p99": p99, "max": top}
+def summary(of: Quantiles | None) -> dict[str, float]:
+    """Count, p50, p95, p99 and maximum; the count alone where there are no samples."""
+    if of is None:
+        return {"count": 0}
+    return {"count": of.n, "p50": of.p50_ms, "p95": of.p95_ms, "p99": of.p99_ms, "max": of.max_ms}
 
 
 def as_json(outcome: Outcome) -> dict[str, object]:
@@ -31,9 +32,10 @@ def as_json(outcome: Outcome) -> dict[str, object]:
             "entered": burst.entered,
             "visible_after_ms": burst.after.after_ms,
         },
-        "freshness_ms": summary(outcome.freshness_ms),
+        "freshness_ms": summary(outcome.freshness.rows[-1].ms),
+        "stages_ms": {row.stage: summary(row.ms) for row in outcome.freshness.rows},
         "response": asdict(outcome.newcomers),
-        "api_ms": summary(outcome.api_ms),
+        "api_ms": summary(quantiles(outcome.api_ms)),
         "quality": asdict(outcome.quality),
     }
 
@@ -121,11 +123,9 @@ def _print_times(outcome: Outcome, console: Console) -> None:
     table = Table(title="Milliseconds", title_justify="left")
     for column in ("", "count", "p50", "p95", "p99", "max"):
         table.add_column(column, justify="right" if column else "left")
-    for name, samples in (
-        ("freshness: event accepted → visible in the user's list", outcome.freshness_ms),
-        ("POST /v1/recommendations", outcome.api_ms),
-    ):
-        figures = summary(samples)
+    stages = [(f"event sent → {MEANING[row.stage]}", row.ms) for row in outcome.freshness.rows]
+    for name, found in (*stages, ("POST /v1/recommendations", quantiles(outcome.api_ms))):
+        figures = summary(found)
         table.add_row(name, f"{figures.pop('count'):.0f}", *(f"{value:.1f}" for value in figures.values()))
     console.print(table)
 
