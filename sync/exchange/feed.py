@@ -77,7 +77,12 @@ class Feed:
             return None
         if not ready and now_s < since_s + pull.wait_s:
             return None
-        pieces = tuple(self._pieces(shards, ready, pull.budget, now_s))
+        resting = [
+            feed.postponed(shards[name])
+            for name, feed in self._feeds.items()
+            if name in shards and name not in ready and not feed.is_level(shards[name])
+        ]
+        pieces = (*self._pieces(shards, ready, pull.budget, now_s), *resting)
         self._answered += 1
         del self._pulls[self._answered]
         self._last_s = now_s

@@ -79,7 +79,8 @@ class Batch:
     """The answer to a pull, maybe of nothing.
 
     ``parked_s``: how long the pull waited at the source. ``clock_us``: the source's physical clock when it answered.
-    ``serves``: which of the wanted shards the source feeds at present. ``ended``: it does not know the stream.
+    ``serves``: which of the wanted shards the source feeds at present; of those that it is ahead of, each has a piece.
+    ``ended``: it does not know the stream.
     """
 
     stream: int

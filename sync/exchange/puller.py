@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -40,7 +40,7 @@ class Taken:
 @dataclass(slots=True)
 class Standing:
     """How one shard stands to the source. ``left``: changes that the source has still to tell. ``level_s``: when there
-    were none the last time; ``served``: whether the source feeds it at all."""
+    were none the last time, -1 if that never was; ``served``: whether the source feeds it at all."""
 
     left: int = 0
     level_s: float = -1.0
@@ -49,7 +49,8 @@ class Standing:
 
 @dataclass(slots=True)
 class PullerCounts:
-    """Totals of one puller."""
+    """Totals of one puller. ``faults``: streams that ended, and pieces that could not be taken; ``ahead``: of these,
+    for a version too far in the future."""
 
     batches_total: int = 0
     rows_total: int = 0
@@ -63,17 +64,18 @@ class PullerCounts:
 class _Shard:
     replica: Replica
     round: int
-    token: Token | None = None
     named: dict[str, list[Keys]] | None = None
     """While a full replacement comes: every key that it named so far, by table."""
-    standing: Standing = field(default_factory=Standing)
+    stale: bool = False
+    """A piece of this round was not taken: nothing behind it may be, and the shard is wanted anew."""
 
 
 class Puller:
     """Pulls all ``shards()`` from one source. Which those are may change between calls.
 
     ``first_stream``: larger than that of any puller before of the same name. ``held``: what this server, and who
-    pulls from it, are known to hold of a shard. ``rng`` spreads retries.
+    pulls from it, are known to hold of a shard. ``rng`` spreads retries. A shard whose piece cannot be taken rests for
+    some seconds; the others go on.
     """
 
     def __init__(
@@ -92,6 +94,9 @@ class Puller:
         self._shards, self._rng, self._held, self._wait_s = shards, rng, held, wait_s
         self._having: dict[ShardName, _Shard] = {}
         self._tokens: dict[ShardName, tuple[Replica, Token]] = {}
+        self._standings: dict[ShardName, Standing] = {}
+        self._resting: dict[ShardName, float] = {}
+        """Until when shards are not wanted, as a piece of theirs could not be taken."""
         self._stream = first_stream
         self._asked = self._taken = 0
         self._open: dict[int, tuple[float, int]] = {}
@@ -103,48 +108,52 @@ class Puller:
     @property
     def standings(self) -> dict[ShardName, Standing]:
         """How each shard stands to this source."""
-        return {name: having.standing for name, having in self._having.items()}
+        return dict(self._standings)
 
     def ask(self, now_s: float) -> Pull | None:
         """The next pull to send, if one is due now; to be asked again until there is none."""
         if now_s < self._not_before_s:
             return None
-        wants, unwanted = self._changed_wants()
-        if not self._having:
+        shards = self._wanted_shards(now_s)
+        new = {name: replica for name, replica in shards.items() if not self._is_fed(name, replica)}
+        unwanted = tuple(name for name in self._having if name not in shards)
+        if not (shards or unwanted):
             return None
+        changed = bool(new or unwanted)
         # A new stream shows first that it is heard; its further pulls could otherwise arrive before it.
         window = self.pace.window if self._taken else 1
-        window += 1 if (wants or unwanted) and self._taken else 0
-        if len(self._open) >= window or not (self.pace.may_ask(now_s) or wants):
-            for want in wants:
-                # To be wanted again when a pull may go.
-                self._having.pop(want.shard)
+        window += 1 if changed and self._taken else 0
+        if len(self._open) >= window or not (self.pace.may_ask(now_s) or changed):
             return None
         self._asked += 1
         budget = self.pace.budget
         self._open[self._asked] = now_s, budget
+        for name in unwanted:
+            del self._having[name]
+        wants = tuple(self._want(name, replica) for name, replica in new.items())
         held = self._reported(now_s)
         return Pull(self._stream, self._asked, budget, self._wait_s, wants, unwanted, held)
 
-    def _changed_wants(self) -> tuple[tuple[Want, ...], tuple[ShardName, ...]]:
-        """What to say of the shards: which are here now that were not, and the other way round."""
+    def _wanted_shards(self, now_s: float) -> dict[ShardName, Replica]:
+        """The shards but for those that rest. What is known of others is forgotten."""
         shards = self._shards()
-        wants = []
-        for name, replica in shards.items():
-            having = self._having.get(name)
-            if having is None or having.replica is not replica:
-                wants.append(self._want(name, replica, having.round if having else 0))
-        unwanted = tuple(name for name in self._having if name not in shards)
-        for name in unwanted:
-            del self._having[name]
-        return tuple(wants), unwanted
+        self._resting = {name: at for name, at in self._resting.items() if at > now_s and name in shards}
+        for name in [n for n, (replica, _) in self._tokens.items() if shards.get(n) is not replica]:
+            del self._tokens[name]
+        for name in [n for n in self._standings if n not in shards]:
+            del self._standings[name]
+        return {name: replica for name, replica in shards.items() if name not in self._resting}
 
-    def _want(self, name: ShardName, replica: Replica, round_: int) -> Want:
-        known, token = self._tokens.get(name, (None, None))
-        token = token if known is replica else None
-        round_ = max(round_, self._asked) + 1
-        self._having[name] = _Shard(replica, round_, token)
-        return Want(name, round_, dict(replica.knowledge), replica.horizon.retired, token)
+    def _is_fed(self, name: ShardName, replica: Replica) -> bool:
+        having = self._having.get(name)
+        return having is not None and having.replica is replica and not having.stale
+
+    def _want(self, name: ShardName, replica: Replica) -> Want:
+        """``name`` anew: rounds are as large as the pulls that begin them."""
+        self._having[name] = _Shard(replica, self._asked)
+        self._standings.setdefault(name, Standing()).left = 0
+        _, token = self._tokens.get(name, (None, None))
+        return Want(name, self._asked, dict(replica.knowledge), replica.horizon.retired, token)
 
     def _reported(self, now_s: float) -> tuple[tuple[ShardName, Knowledge], ...]:
         if now_s < self._report_s:
@@ -155,46 +164,62 @@ class Puller:
 
     def due_s(self) -> float:
         """From when on ``ask`` may have something although nothing came in."""
-        return max(self._not_before_s, self.pace.due_s)
+        return max(self._not_before_s, min([self.pace.due_s, *self._resting.values()]))
 
     def take(self, batch: Batch, nbytes: int, now_s: float, clock_us: int = 0) -> Taken:
         """Take over a batch of ``nbytes``, and those behind it that came too early. ``clock_us``: the physical clock.
         It changes nothing if it is not of this stream or was taken before."""
-        if batch.stream != self._stream or batch.number <= self._taken:
+        if batch.stream != self._stream or batch.number not in self._open or batch.number in self._early:
             return Taken()
-        if batch.number in self._open:
-            sent_s, asked = self._open[batch.number]
-            self.pace.note(nbytes, asked, sent_s, batch.parked_s, now_s)
-            self._note_clock(batch, now_s - sent_s - batch.parked_s, clock_us)
+        sent_s, asked = self._open[batch.number]
+        self.pace.note(nbytes, asked, sent_s, batch.parked_s, now_s)
+        self._note_clock(batch, now_s - sent_s - batch.parked_s, clock_us)
         if batch.ended:
-            return self._faulty("the source does not know the stream", now_s, lasting=False)
+            return self.failed(now_s, "the source does not know the stream")
         self._early[batch.number] = batch
         rows, learned = 0, list[ShardName]()
+        shards = self._shards()
         while (following := self._early.pop(self._taken + 1, None)) is not None:
             self._taken += 1
-            self._open.pop(self._taken, None)
+            self._open.pop(self._taken)
             self.counts.batches_total += 1
-            for name, having in self._having.items():
-                having.standing.served = name in following.serves
-            try:
-                for piece in following.pieces:
-                    rows += self._take_piece(piece, learned, now_s)
-            except (PeerFault, TableFull) as error:
-                self.counts.ahead_total += isinstance(error, ClockAhead)
-                return replace(self._faulty(str(error), now_s), rows=rows, learned=tuple(learned))
-            for having in self._having.values():
-                if having.standing.served and not having.standing.left:
-                    having.standing.level_s = now_s
+            for piece in following.pieces:
+                try:
+                    rows += self._take_piece(piece, shards, learned)
+                except (PeerFault, TableFull) as error:
+                    self._rest(piece.shard, error, now_s)
+            self._note_standings(following, now_s)
         self._retry_s = FIRST_RETRY_S
         return Taken(rows, tuple(learned))
+
+    def _note_standings(self, batch: Batch, now_s: float) -> None:
+        for name, standing in self._standings.items():
+            having = self._having.get(name)
+            # A batch that answers the pull of a want, or a later one, would tell how far the source is ahead.
+            heard = having is not None and not having.stale and having.round <= batch.number
+            standing.served = heard and name in batch.serves
+            if standing.served and not standing.left:
+                standing.level_s = now_s
+
+    def _rest(self, name: ShardName, error: Exception, now_s: float) -> None:
+        """Nothing more of a shard is taken for a while: what comes behind a piece that was not must not be."""
+        self.counts.faults_total += 1
+        self.counts.ahead_total += isinstance(error, ClockAhead)
+        self.counts.last_fault = str(error)
+        self._having[name].stale = True
+        self._resting[name] = now_s + LAST_RETRY_S * self._rng.uniform(0.5, 1.0)
 
     def _note_clock(self, batch: Batch, round_trip_s: float, clock_us: int) -> None:
         if batch.clock_us and clock_us:
             self.clock_ahead_s = (batch.clock_us - clock_us) / 1e6 + round_trip_s / 2
 
-    def _take_piece(self, piece: Piece, learned: list[ShardName], now_s: float) -> int:
+    def _take_piece(self, piece: Piece, shards: Mapping[ShardName, Replica], learned: list[ShardName]) -> int:
         having = self._having.get(piece.shard)
-        if having is None or having.round != piece.round:
+        if having is None or having.stale or having.round != piece.round:
+            return 0
+        if shards.get(piece.shard) is not having.replica:
+            # Not ours to write any more; if it comes back, the pieces behind this one would claim too much.
+            having.stale = True
             return 0
         if piece.first:
             having.named = {} if piece.whole else None
@@ -205,9 +230,9 @@ class Puller:
             if piece.token is not None:
                 whole = {table: np.concatenate(parts) for table, parts in having.named.items()}
         delta = having.replica.merge(piece.update, whole)
-        having.standing.left = piece.left
+        self._standings[piece.shard].left = piece.left
         if piece.token is not None:
-            having.token, having.named = piece.token, None
+            having.named = None
             self._tokens[piece.shard] = having.replica, piece.token
             learned.append(piece.shard)
         rows = 0
@@ -217,18 +242,18 @@ class Puller:
         return rows
 
     def failed(self, now_s: float, why: str = "the source does not answer") -> Taken:
-        """The link broke, or an answer is overdue: the stream is over, and another one begins after a pause."""
-        return self._faulty(why, now_s, lasting=False)
-
-    def _faulty(self, why: str, now_s: float, *, lasting: bool = True) -> Taken:
+        """The link broke, an answer is overdue, or it was that there is no such stream: this one is over, and another
+        begins after a pause."""
         self.counts.faults_total += 1
         self.counts.last_fault = why
         self.counts.streams_total += 1
-        self._retry_s = LAST_RETRY_S if lasting else min(self._retry_s * 2.0, LAST_RETRY_S)
+        self._retry_s = min(self._retry_s * 2.0, LAST_RETRY_S)
         self._not_before_s = now_s + self._retry_s * self._rng.uniform(0.5, 1.0)
         self._stream += 1
         self._asked = self._taken = 0
         self._open.clear()
         self._early.clear()
         self._having.clear()
+        for standing in self._standings.values():
+            standing.served = False
         return Taken(fault=why)

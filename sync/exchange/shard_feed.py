@@ -105,6 +105,10 @@ class ShardFeed:
             return False
         return now_s >= self._not_before_s or any(self._urgent(shard))
 
+    def is_level(self, shard: Replica) -> bool:
+        """Whether everything was sent."""
+        return self._exchange is None and self.token == shard.token
+
     def due_s(self, shard: Replica) -> float | None:
         """From when on there is more to send although nothing changes; None if nothing waits."""
         waits = self._exchange is None and self.token != shard.token and self._not_before_s > 0.0
@@ -119,7 +123,7 @@ class ShardFeed:
         return max(0, shard.token.counter - self.token.counter)
 
     def postponed(self, shard: Replica) -> Piece:
-        """To say that there is more to tell, for which a batch has no room."""
+        """To say that there is more to tell than what is sent now."""
         return Piece(self.want.shard, self.want.round, Update(), left=max(1, self.left(shard)))
 
     def pieces(self, shard: Replica, room: int, now_s: float) -> Iterator[Piece]:
