@@ -77,10 +77,11 @@ class Feed:
             return None
         if not ready and now_s < since_s + pull.wait_s:
             return None
+        news = set(ready)
         resting = [
             feed.postponed(shards[name])
             for name, feed in self._feeds.items()
-            if name in shards and name not in ready and not feed.is_level(shards[name])
+            if name in shards and name not in news and not feed.is_level(shards[name])
         ]
         pieces = (*self._pieces(shards, ready, pull.budget, now_s), *resting)
         self._answered += 1
@@ -113,13 +114,9 @@ class Feed:
             return None
         pull, since_s = waiting
         shards = self._shards()
-        due = since_s + pull.wait_s
-        for name, feed in self._feeds.items():
-            shard = shards.get(name)
-            if shard is None:
-                continue
-            if feed.has_news(shard, now_s):
-                due = min(due, self._last_s + self._config.coalesce_s)
-            elif (later := feed.due_s(shard)) is not None:
-                due = min(due, later)
-        return due
+        fed = [(feed, shards[name]) for name, feed in self._feeds.items() if name in shards]
+        if any(feed.has_news(shard, now_s) for feed, shard in fed):
+            # However long the pull has waited: before that there is no batch.
+            return self._last_s + self._config.coalesce_s
+        later = [at for feed, shard in fed if (at := feed.due_s(shard)) is not None]
+        return min([since_s + pull.wait_s, *later])
