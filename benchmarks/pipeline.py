@@ -88,7 +88,7 @@ def _freshness(stack: Stack, rate: float, seconds: float) -> list[Row]:
     with ThreadPoolExecutor(1) as pool:
         background = pool.submit(run_load, load)
         time.sleep(2.0)
-        found = report(measure(plan, None, lambda _n: None))
+        found = report(measure(plan, (), lambda _n: None))
         outcome = background.result()
     row = found.row("event", found.home, "recommendations")
     assert row is not None, "every kind that is sent has a row for each stage"

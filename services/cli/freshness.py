@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from services.freshness.measure import Push
     from services.freshness.report import Report
     from services.freshness.stages import Kind
-    from services.freshness.updates import Update
+    from services.freshness.stamps import Stamper
+    from services.freshness.updates import Update, UpdateWriter
     from services.settings.model import Settings
 
+WRITERS: Final = 4
+"""Who push marked updates in turn, each from a slot of its own."""
 PICTURE: Final = "freshness.png"
 FIGURES: Final = "freshness.json"
 
@@ -70,9 +74,9 @@ def freshness(
     regions = read_regions(region) if region else {} if url else _known(settings)
     plan = Plan(api.url, regions, api.key, rate, seconds, kinds=kinds)
     with ExitStack() as stack:
-        push = stack.enter_context(_push(settings, api)) if updates else None
+        pushes = stack.enter_context(_pushing(settings, api)) if updates else ()
         advance = stack.enter_context(progress("probes sent", plan.count * len(kinds)))
-        found = report(measure(plan, push, advance))
+        found = report(measure(plan, pushes, advance))
     if out is not None:
         _write(found, out)
         note(f"wrote {out / PICTURE} and {out / FIGURES}")
@@ -118,15 +122,15 @@ def _known(settings: Settings) -> dict[str, str]:
 
 
 @contextmanager
-def _push(settings: Settings, api: Api) -> Iterator[Push]:
+def _pushing(settings: Settings, api: Api) -> Iterator[Sequence[Push]]:
     """How marked updates are sent: straight to the parameter servers where the settings lead to those of the API,
     else by the API, which pushes them from there."""
     if not _know(settings, api):
-        yield lambda: _push_by(api)
+        yield [lambda: _push_by(api)] * WRITERS
         return
     from services.backends import open_coordination, open_log, open_security
     from services.freshness.stamps import Stamper
-    from services.freshness.updates import SLOTS, UpdateWriter, update_stamp
+    from services.freshness.updates import SLOTS, UpdateWriter
     from services.parameter_server.client import ParameterClient
 
     with ExitStack() as stack:
@@ -134,18 +138,21 @@ def _push(settings: Settings, api: Api) -> Iterator[Push]:
         stamper = stack.enter_context(
             closing(Stamper(stack.enter_context(closing(open_log(settings))).producer))
         )
-        client = ParameterClient(
-            coordination, deadline_s=settings.parameters.deadline, security=open_security(settings)
-        )
-        writer = UpdateWriter(stack.enter_context(closing(client)), random.randrange(SLOTS))
-        writer.open()
+        security, pushes = open_security(settings), []
+        for slot in random.sample(range(SLOTS), WRITERS):
+            client = ParameterClient(coordination, deadline_s=settings.parameters.deadline, security=security)
+            writer = UpdateWriter(stack.enter_context(closing(client)), slot)
+            writer.open()
+            pushes.append(partial(_push_by_writer, writer, stamper))
+        yield pushes
 
-        def push() -> Update:
-            update = writer.push()
-            stamper.put(update_stamp(update))
-            return update
 
-        yield push
+def _push_by_writer(writer: UpdateWriter, stamper: Stamper) -> Update:
+    from services.freshness.updates import update_stamp
+
+    update = writer.push()
+    stamper.put(update_stamp(update))
+    return update
 
 
 def _know(settings: Settings, api: Api) -> bool:

@@ -144,7 +144,7 @@ def _ask(
     progress.advance(asking)
     plan = Plan(stack.url, rate=_PROBES_PER_S, seconds=_PROBES_S, kinds=("event",))
     probing = progress.add_task("freshness probes", total=plan.count)
-    freshness = report(measure_freshness(plan, None, partial(progress.advance, probing)))
+    freshness = report(measure_freshness(plan, (), partial(progress.advance, probing)))
     timing = progress.add_task("recommendation requests", total=_REQUESTS)
     api = tuple(latencies(rest, users, _REQUESTS, partial(progress.advance, timing)))
     return Outcome(data, notes, titles, shown, arrived, freshness, api, quality)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlencode
@@ -111,20 +111,29 @@ Push = Callable[[], Update]
 Progress = Callable[[int], None]
 
 
-def measure(plan: Plan, push: Push | None, progress: Progress) -> Measured:
-    """Measure as planned. ``push`` sends marked updates (None: none are sent), on a thread of its own;
-    ``progress`` is told of probes that were sent. Raises MeasurementFailed."""
+def measure(plan: Plan, pushes: Sequence[Push], progress: Progress) -> Measured:
+    """Measure as planned. ``pushes`` send marked updates in turn, each on a thread of its own, so that one that waits
+    holds up no other (empty: none are sent); ``progress`` is told of probes that were sent. Raises
+    MeasurementFailed."""
     if plan.count > MAX_PROBES:
         raise MeasurementFailed(f"{plan.count:,} probes of each kind are more than {MAX_PROBES:,}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Client(plan, push, progress).run())
+        return runner.run(_Client(plan, pushes, progress).run())
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """When the first probe is due, on the monotonic and on the wall clock."""
+
+    monotonic_s: float
+    wall_ms: float
 
 
 class _Client:
     """One measurement. Belongs to one event loop."""
 
-    def __init__(self, plan: Plan, push: Push | None, progress: Progress) -> None:
-        self._plan, self._push, self._progress = plan, push, progress
+    def __init__(self, plan: Plan, pushes: Sequence[Push], progress: Progress) -> None:
+        self._plan, self._pushes, self._progress = plan, pushes, progress
         self._run_id = secrets.token_hex(4)
         self._home = Server(plan.home, plan.key)
         self._problems: dict[str, None] = {}
@@ -133,7 +142,8 @@ class _Client:
 
     async def run(self) -> Measured:
         """Send, watch, wait for the last."""
-        plan, push = self._plan, self._push
+        plan = self._plan
+        updates = self._pushes if "update" in plan.kinds else ()
         name = await self._name()
         servers = {name: self._home}
         servers |= {region: Server(url, plan.key) for region, url in plan.regions.items() if region != name}
@@ -141,12 +151,12 @@ class _Client:
         started_s, started_at_ms = time.monotonic(), time.time_ns() // 1_000_000
         watching: list[asyncio.Task[None]] = []
         try:
-            if "update" in plan.kinds and push is not None:
-                await self._warm_up(servers, push)
+            await asyncio.gather(*(self._warm_up(servers, push) for push in updates))
             watching += self._watchers(servers)
-            events = self._send_events() if "event" in plan.kinds else _nothing()
-            updates = self._send_updates(push) if "update" in plan.kinds and push is not None else _nothing()
-            await asyncio.gather(events, updates)
+            start = _Start(time.monotonic(), time.time() * 1e3)
+            sending = [self._send_updates(start, number) for number in range(len(updates))]
+            sending += [self._send_events(start)] if "event" in plan.kinds else []
+            await asyncio.gather(*sending)
             await self._settle()
             if "event" in plan.kinds:
                 await self._gather_stamps()
@@ -199,18 +209,14 @@ class _Client:
 
         await asyncio.gather(*(shown(region, server) for region, server in servers.items()))
 
-    async def _send_events(self) -> None:
+    async def _send_events(self, start: _Start) -> None:
         """Post marked events, each at its time, whatever becomes of those before."""
         room = asyncio.Semaphore(OUTSTANDING)
         under_way: set[asyncio.Task[None]] = set()
-        start_s, start_ms = time.monotonic(), time.time() * 1e3
         for number in range(self._plan.count):
-            after_s = number / self._plan.rate
-            await asyncio.sleep(max(0.0, start_s + after_s - time.monotonic()))
+            sent = self._due("event", start, number)
+            await asyncio.sleep(max(0.0, sent.due_s - time.monotonic()))
             await room.acquire()
-            sent = Sent(
-                f"probe-{self._run_id}-{number}", "event", start_s + after_s, start_ms + after_s * 1e3
-            )
             task = asyncio.create_task(self._post(sent))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
@@ -235,18 +241,21 @@ class _Client:
             self._note(f"a marked event was not taken: {_told(status, body)}")
         self._progress(1)
 
-    async def _send_updates(self, push: Push) -> None:
-        """Push marked updates, each at its time or as soon as the one before is acknowledged."""
+    def _due(self, kind: Kind, start: _Start, number: int) -> Sent:
+        after_s = number / self._plan.rate
+        name = f"{kind}-{self._run_id}-{number}"
+        return Sent(name, kind, start.monotonic_s + after_s, start.wall_ms + after_s * 1e3)
+
+    async def _send_updates(self, start: _Start, turn: int) -> None:
+        """Push the marked updates whose turn it is, each at its time or as soon as the one before is
+        acknowledged."""
         loop = asyncio.get_running_loop()
-        start_s, start_ms = time.monotonic(), time.time() * 1e3
+        push = self._pushes[turn]
 
         def send() -> None:
-            for number in range(self._plan.count):
-                after_s = number / self._plan.rate
-                time.sleep(max(0.0, start_s + after_s - time.monotonic()))
-                sent = Sent(
-                    f"update-{self._run_id}-{number}", "update", start_s + after_s, start_ms + after_s * 1e3
-                )
+            for number in range(turn, self._plan.count, len(self._pushes)):
+                sent = self._due("update", start, number)
+                time.sleep(max(0.0, sent.due_s - time.monotonic()))
                 try:
                     update: Update | ParameterError = push()
                 except ParameterError as error:
@@ -337,10 +346,6 @@ class _Client:
     def _note(self, problem: str) -> None:
         if len(self._problems) < _PROBLEMS:
             self._problems[problem] = None
-
-
-async def _nothing() -> None:
-    """Where a kind is not sent."""
 
 
 def _position(update: Update) -> Token:

@@ -26,7 +26,7 @@ MEANING: Final[Mapping[Stage, str]] = MappingProxyType(
         "accepted": "durable in the event log",
         "processed": "its features and its sample are durable",
         "trained": "its gradient is computed",
-        "applied": "every shard's leader in the home region has it",
+        "applied": "every shard's leader in the home region has acknowledged it",
         "parameters": "a read of this region's parameters contains it",
         "recommendations": "this region's item index contains it",
     }
@@ -36,10 +36,11 @@ CLOCK: Final[Mapping[Stage, str]] = MappingProxyType(
         "accepted": "the measuring client's",
         "processed": "the processor's",
         "trained": "the trainer's",
-        "applied": "the trainer's (events), the measuring client's (updates)",
+        "applied": "the trainer's",
         "parameters": "the measuring client's",
         "recommendations": "the measuring client's",
     }
 )
-"""Of the figures that ``headwater freshness`` prints. All count from when the probe was due to be sent, on the
-client's clock; where a stage's clock is another machine's, the difference of the two is in its figure."""
+"""Of the figures of events that ``headwater freshness`` prints (those of updates are the client's throughout). All
+count from when the probe was due to be sent, on the client's clock; where a stage's clock is another machine's, the
+difference of the two is in its figure."""

@@ -170,7 +170,7 @@ def test_each_region_is_as_late_as_it_is(world: World) -> None:
     with serving(home, eu):
         sent: list[int] = []
         plan = Plan(home.url, {"eu": eu.url}, "secret", rate=40.0, seconds=0.8)
-        found = report(measure(plan, pushing(world), sent.append))
+        found = report(measure(plan, [pushing(world)], sent.append))
     assert found.problems == []
     assert sum(sent) == 64
     assert home.keys == {"secret"}
@@ -204,7 +204,7 @@ def test_a_server_that_stalls_is_not_flattered(world: World) -> None:
     home = Region("home", world, 0.0, accept_s=0.05)
     with serving(home):
         started = time.monotonic()
-        measured = measure(Plan(home.url, rate=100.0, seconds=0.3, kinds=("event",)), None, lambda n: None)
+        measured = measure(Plan(home.url, rate=100.0, seconds=0.3, kinds=("event",)), (), lambda n: None)
     accepted = measured.book.after_ms("event")[HOME]["accepted"]
     assert min(accepted) >= 50
     assert time.monotonic() - started >= 0.35
@@ -214,7 +214,7 @@ def test_a_region_that_never_shows_anything_is_told_and_holds_nobody_up(world: W
     home, eu = Region("home", world, 0.0), Region("eu", world, 0.0, blind=True)
     with serving(home, eu):
         plan = Plan(home.url, {"eu": eu.url}, rate=50.0, seconds=0.2, patience_s=0.3, kinds=("event",))
-        found = report(measure(plan, None, lambda n: None))
+        found = report(measure(plan, (), lambda n: None))
     eu_row, home_row = found.row("event", "eu", "parameters"), found.row("event", "home", "parameters")
     assert eu_row is not None
     assert home_row is not None
@@ -227,17 +227,17 @@ def test_a_region_that_is_away_is_named(world: World) -> None:
     with serving(home):
         away = "http://127.0.0.1:1"
         plan = Plan(home.url, {"eu": away}, rate=50.0, seconds=0.1, patience_s=0.2, kinds=("event",))
-        found = report(measure(plan, None, lambda n: None))
+        found = report(measure(plan, (), lambda n: None))
     assert any(away in problem for problem in found.problems)
     assert found.row("event", "home", "recommendations") is not None
 
 
 def test_without_a_home_there_is_nothing_to_measure(world: World) -> None:
     with pytest.raises(MeasurementFailed, match="does not answer"):
-        measure(Plan("http://127.0.0.1:1", kinds=("event",)), None, lambda n: None)
+        measure(Plan("http://127.0.0.1:1", kinds=("event",)), (), lambda n: None)
     refusing = Region("home", world, 0.0, refusing=True)
     with serving(refusing), pytest.raises(MeasurementFailed, match="overloaded"):
-        measure(Plan(refusing.url, rate=20.0, seconds=0.1, kinds=("event",)), None, lambda n: None)
+        measure(Plan(refusing.url, rate=20.0, seconds=0.1, kinds=("event",)), (), lambda n: None)
 
 
 def test_updates_that_fail_are_counted_and_told(world: World) -> None:
@@ -252,11 +252,29 @@ def test_updates_that_fail_are_counted_and_told(world: World) -> None:
 
     with serving(home):
         plan = Plan(home.url, rate=100.0, seconds=0.1, kinds=("update",))
-        found = report(measure(plan, push, lambda n: None))
+        found = report(measure(plan, [push], lambda n: None))
     row = found.row("update", "home", "parameters")
     assert row is not None
     assert (row.sent, row.missing, found.failed) == (5, 0, 5)
     assert any("no room" in problem for problem in found.problems)
+
+
+def test_a_writer_that_waits_holds_up_no_other(world: World) -> None:
+    home, good, slow = Region("home", world, 0.0), pushing(world), []
+
+    def waits() -> Update:
+        if slow:
+            time.sleep(0.2)
+        slow.append(1)  # its first does not count, and warms up
+        update: Update = good()
+        return update
+
+    with serving(home):
+        plan = Plan(home.url, rate=100.0, seconds=0.08, kinds=("update",))
+        measured = measure(plan, [waits, good], lambda n: None)
+    applied = sorted(measured.book.after_ms("update")[HOME]["applied"])
+    assert len(applied) == 8
+    assert applied[3] < 200 <= applied[4], "every other one"
 
 
 def test_the_command_prints_json_alone_and_writes_its_folder(
