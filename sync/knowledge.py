@@ -38,7 +38,7 @@ def joined(*vectors: Knowledge) -> dict[int, int]:
 def met(vectors: Iterable[Knowledge]) -> dict[int, int]:
     """What each of ``vectors`` knows: the least time of each writer. Of no vectors: nothing."""
     first, *rest = list(vectors) or [NOTHING]
-    least = {writer: min(time, *(one.get(writer, 0) for one in rest)) for writer, time in first.items()}
+    least = {writer: min([time, *(one.get(writer, 0) for one in rest)]) for writer, time in first.items()}
     return {writer: time for writer, time in least.items() if time}
 
 
