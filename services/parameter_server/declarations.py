@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import msgspec
+import xxhash
 
 from services.coordination.contract import Conflict, Coordination
 from services.parameter_server.types import ModelMismatch, ParametersRefused
@@ -53,6 +54,11 @@ def encode_declaration(declaration: Declaration) -> bytes:
     """The stored form, JSON."""
     tables = [spec.to_plain() for spec in declaration.tables]
     return msgspec.json.encode(_Stored(FORMAT, declaration.model, declaration.fingerprint, tables))
+
+
+def digest_of(declaration: Declaration) -> str:
+    """Tells whether two regions declare a model alike."""
+    return xxhash.xxh3_64_hexdigest(encode_declaration(declaration))
 
 
 def decode_declaration(data: bytes) -> Declaration:

@@ -90,7 +90,9 @@ class Expiry:
         kept: dict[Place, _Round] = {}
         for name, model in self._host.models.items():
             expiring = [spec for spec in model.declaration.tables if spec.expiry_s]
-            for number, held in self._host.led(model) if expiring else ():
+            # What another region writes expires there.
+            led = [(number, held) for number, held in self._host.led(model) if self._host.writes(number)]
+            for number, held in led if expiring else ():
                 for spec in expiring:
                     place = (name, number, spec.name)
                     known = self._rounds.get(place)

@@ -3,19 +3,22 @@ by what is passed in. Used by one thread, the server's loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.parameter_server.declarations import Declaration, require_same
+from services.parameter_server.declarations import Declaration, digest_of, require_same
 from services.parameter_server.storage.offsets import DurableOffsets
 from services.parameter_server.types import IncarnationChanged, ModelUnknown, ParametersRefused
 from sync.clock import HybridClock
+from sync.contents import MAX_AHEAD_US
 from sync.placement import single_shard
 from sync.records import Delta, Head
 from sync.shard import Shard
 
 MAX_MODELS = 64
+FENCE_BITS = 24
+"""A writer is (region, fence): 8 and 24 bits."""
 
 
 class NotMine(Exception):
@@ -51,15 +54,28 @@ class Model:
     held: dict[int, Held]
     generations: dict[str, int] = field(default_factory=dict)
     published_moves: dict[str, int] = field(default_factory=dict)
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.digest = digest_of(self.declaration)
 
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """Of how many shards this is a server, and the bound of their change streams."""
+    """Of how many shards this is a server, and the bound of their change streams.
+
+    ``region``: the number that leads the ids of its writers. ``written``: the shards that this region writes, None:
+    all; the others come from other regions, with what the optimiser keeps where ``optimiser_state`` says so.
+    ``max_ahead_us``: versions that are further ahead of this clock are refused.
+    """
 
     name: str
     shards: int
     change_capacity: int
+    region: int = 0
+    written: frozenset[int] | None = None
+    optimiser_state: bool = False
+    max_ahead_us: int = MAX_AHEAD_US
 
 
 class Keeper(Protocol):
@@ -129,6 +145,10 @@ class Holdings:
         """Changes whenever this server begins to lead a shard: what clients knew of it may be wrong then."""
         return max(self.fences.values(), default=0)
 
+    def writes(self, shard: int) -> bool:
+        """Whether this region writes the shard; else another one does, and this follows."""
+        return self.config.written is None or shard in self.config.written
+
     def _start(self, model: Model, shard_id: int) -> None:
         """Open a shard of a model as it was left; lead it if that is this server's part."""
         declaration = model.declaration
@@ -152,12 +172,16 @@ class Holdings:
             model=declaration.model,
             fingerprint=declaration.fingerprint,
             change_capacity=self.config.change_capacity,
+            max_ahead_us=self.config.max_ahead_us,
+            stateless=not (self.writes(shard_id) or self.config.optimiser_state),
         )
 
     def _own(self, model: Model, held: Held) -> None:
         shard, fence = held.shard, self.fences[held.shard.shard_id]
-        # The fence is what nobody wrote under before, so it serves as the writer's id, too.
-        shard.lead(fence, fence)
+        # The fence is what nobody wrote under before in this region, so it serves as the writer's id, too.
+        if fence >> FENCE_BITS:
+            raise ParametersRefused(f"fence {fence} of shard {shard.shard_id} does not fit a writer's id")
+        shard.lead(self.config.region << FENCE_BITS | fence, fence)
         shard.on_delta = lambda delta: self._stepped(held, delta)
         for table, at in self.single_tables(model):
             # Restored weights get a number of their own: they may differ from what was published before.
@@ -255,16 +279,29 @@ class Holdings:
         return ((shard, held) for shard, held in model.held.items() if shard in self.fences)
 
     def single_tables(self, model: Model) -> Iterator[tuple[str, int]]:
-        """The dense tables of ``model`` that are led here, each with its shard."""
+        """The dense tables of ``model`` that are published here, each with its shard: it is led here, and written by
+        this region."""
         for spec in model.declaration.tables:
             shard = single_shard(spec.name, self.config.shards)
-            if spec.placement == "single" and shard in model.held and shard in self.fences:
+            led = shard in model.held and shard in self.fences
+            if spec.placement == "single" and led and self.writes(shard):
                 yield spec.name, shard
+
+    def require_written(self, shards: Iterable[int]) -> None:
+        """Raises ParametersRefused where this region does not write all of ``shards``."""
+        if foreign := [shard for shard in shards if not self.writes(shard)]:
+            raise ParametersRefused(
+                f"shards {', '.join(map(str, foreign))} are written by another region (sync.writes); push there"
+            )
 
     def require_incarnation(self, expected: int) -> None:
         """Raises IncarnationChanged unless this is the process that is ``expected`` (0: any)."""
         if expected not in (0, self.incarnation):
             raise IncarnationChanged(self.config.name, expected, self.incarnation)
+
+    def shard_of(self, table: str) -> int:
+        """The shard of the single ``table``."""
+        return single_shard(table, self.config.shards)
 
     def holder(self, model: str, table: str) -> Held | None:
         """The shard of the single ``table``, if it is led here. Raises ModelUnknown."""
@@ -286,6 +323,8 @@ class Holdings:
         """
         model = self.model(model_name)
         held = self._dense_shard(model, table)
+        if not self.writes(held.shard.shard_id):
+            raise ParametersRefused(f"table {table} of {model_name} is published in another region")
         before = held.shard.dense(table).number
         if table in model.generations and model.published_moves.get(table) == held.moves:
             return model.generations[table]

@@ -125,6 +125,7 @@ class Host(Holdings):
         """What a push is on each shard that it names, in that order; nothing is applied yet."""
         model = self.model(request.model)
         self.require_incarnation(request.incarnation)
+        self.require_written(request.shards)
         _require_once(request.shards, "shard")
         if len(request.shards) != len(request.predecessors):
             raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
@@ -169,8 +170,10 @@ class Host(Holdings):
         """The dense weights, published or live."""
         model = self.model(request.model)
         held = self._dense_shard(model, request.table)
-        values = held.shard.dense(request.table, published=request.published)
-        generation = model.generations.get(request.table, 0)
+        written = self.writes(held.shard.shard_id)
+        # The live weights of a shard that another region writes are there.
+        values = held.shard.dense(request.table, published=request.published or not written)
+        generation = model.generations.get(request.table, 0) if written else values.number
         return wire.DenseReply(generation, _wire_marks(values.watermarks.values())), (values.values,)
 
     def describe(self) -> list[wire.ModelReply]:
@@ -239,6 +242,11 @@ class Host(Holdings):
         newest: dict[int, int] = {}
         for table, shard in self.single_tables(model):
             newest[shard] = max(newest.get(shard, 0), model.generations.get(table, 0))
+        for spec in model.declaration.tables:
+            if spec.placement == "single" and not self.writes(shard := self.shard_of(spec.name)):
+                held = model.held.get(shard)
+                number = 0 if held is None else held.shard.dense(spec.name).number
+                newest[shard] = max(newest.get(shard, 0), number)
         return newest
 
 

@@ -20,19 +20,22 @@ from services.coordination.shardmap import ShardMap, read_shard_map, settle_shar
 from services.parameter_server.declarations import read_declarations
 from services.parameter_server.holdings import HostConfig
 from services.parameter_server.host import Host
-from services.parameter_server.replication.cluster import Cluster, ClusterConfig, Connection
+from services.parameter_server.replication.cluster import Cluster, ClusterConfig
 from services.parameter_server.replication.control import SERVICE, Control
 from services.parameter_server.replication.election import Replication
 from services.parameter_server.service import Intervals, ParameterServer
 from services.parameter_server.storage.durability import Durability, DurabilityConfig
 from services.parameter_server.storage.snapshots import FolderHeld, ShardFolder
 from services.parameter_server.storage.writer import Pace
+from services.parameter_server.syncing.declaring import Declarer
+from services.parameter_server.syncing.service import SyncConfig
 from services.parameter_server.types import ReplicationChanged
 from services.rpc.link import Link
 from services.rpc.security import Security
 from services.rpc.server import RpcServer
 from services.settings.checks import Address, parse_address
 from services.settings.model import Settings
+from services.settings.shards import parse_writes
 from sync.warm import warm_up
 
 LOCK_S: Final = 20.0
@@ -82,7 +85,15 @@ def _serve(
         ),
     )
     host = Host(
-        HostConfig(member.name, shard_map.shards, parameters.change_stream),
+        HostConfig(
+            member.name,
+            shard_map.shards,
+            parameters.change_stream,
+            settings.region.number,
+            _written(settings, shard_map.shards),
+            settings.sync.optimiser_state,
+            round(settings.sync.max_clock_skew * 1e6),
+        ),
         durability,
         _Numbers(coordination),
     )
@@ -92,12 +103,27 @@ def _serve(
     )
     cluster = Cluster(config, host, _Links(rpc, security), fences.note)
     control = Control(coordination, cluster, fences.newest)
-    try:
+    with ExitStack() as stack:
+        stack.callback(durability.close)
+        stack.callback(cluster.close)
+        declarer = Declarer(coordination)
+        stack.callback(declarer.close)
         warm_up()
         for declaration in read_declarations(coordination):
             host.declare(declaration)
-        server = ParameterServer(host, rpc, durability, cluster, Intervals(parameters.generation_interval))
+        server = ParameterServer(
+            host,
+            rpc,
+            durability,
+            cluster,
+            Intervals(parameters.generation_interval),
+            _Links(rpc, security),
+            _sync_config(settings),
+            declarer.settle,
+        )
+        stack.callback(server.close)
         control.start()
+        stack.callback(control.close)
         ready = False
         while not stop.is_set() and not registration.replaced.is_set():
             server.turn()
@@ -108,10 +134,31 @@ def _serve(
                 _log.info("holding shards %s of %d at %s", held, shard_map.shards, member.address)
         if not registration.replaced.is_set():
             server.save_all()
-    finally:
-        control.close()
-        cluster.close()
-        durability.close()
+
+
+def _written(settings: Settings, shards: int) -> frozenset[int] | None:
+    """The shards that this region writes, None: all."""
+    chosen = parse_writes(settings.sync.writes, shards)
+    if chosen is None:
+        return frozenset() if settings.sync.upstreams else None
+    return chosen
+
+
+def _sync_config(settings: Settings) -> SyncConfig:
+    sync = settings.sync
+    return SyncConfig(
+        settings.region.name,
+        sync.upstreams,
+        sync.precision,
+        sync.optimiser_state,
+        sync.max_bandwidth,
+        sync.coalesce,
+        sync.window,
+        sync.max_staleness,
+        sync.priority_share,
+        sync.max_clock_skew,
+        sync.member_timeout,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +171,7 @@ class _Links:
     def connect(self, address: str) -> Link:
         return self.rpc.link(address, self.security)
 
-    def disconnect(self, connection: Connection) -> None:
+    def disconnect(self, connection: object) -> None:
         assert isinstance(connection, Link)
         self.rpc.unlink(connection)
 

@@ -15,6 +15,7 @@ from services.parameter_server.parking import Parking
 from services.parameter_server.replication.cluster import Cluster
 from services.parameter_server.steps import StepService
 from services.parameter_server.storage.durability import Durability
+from services.parameter_server.syncing.service import Syncing
 from services.rpc.server import RpcServer
 
 _PREFIX = "headwater_parameters"
@@ -31,6 +32,7 @@ class ServerMetrics(Collector):
     steps: StepService
     cluster: Cluster
     pushed: Acknowledging
+    syncing: Syncing
 
     def collect(self) -> Iterator[Metric]:
         """All metrics now."""

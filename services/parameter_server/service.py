@@ -11,6 +11,7 @@ from typing import Final
 
 from services.parameter_server import messages as wire
 from services.parameter_server.acknowledging import Acknowledging
+from services.parameter_server.declarations import Declaration
 from services.parameter_server.describing import describe
 from services.parameter_server.expiry import Expiry
 from services.parameter_server.handlers import Rejected, guarded, handle
@@ -22,6 +23,9 @@ from services.parameter_server.step_messages import CONTRIBUTE
 from services.parameter_server.steps import METHODS as STEP_METHODS
 from services.parameter_server.steps import StepService
 from services.parameter_server.storage.durability import Durability
+from services.parameter_server.syncing.messages import SYNC
+from services.parameter_server.syncing.service import READS, SyncConfig, Syncing
+from services.parameter_server.syncing.upstream import Links
 from services.rpc.server import BUSY, Call, RpcServer
 
 TURN_S: Final = 0.005
@@ -29,6 +33,8 @@ TURN_S: Final = 0.005
 IDLE_S: Final = 0.05
 WRITING_S: Final = 0.002
 FINAL_S: Final = 10.0
+SLEPT_S: Final = 0.0005
+"""A wait of so long found the socket empty: what came then was taken in at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +56,13 @@ class ParameterServer:
         durability: Durability,
         cluster: Cluster,
         intervals: Intervals,
+        links: Links,
+        sync: SyncConfig | None = None,
+        settle: Callable[[Declaration], None] = lambda declaration: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``links`` connect to other regions as ``sync`` says; ``settle`` writes models declared there to this region's
+        store."""
         self._host, self._rpc, self._durability, self._intervals = host, rpc, durability, intervals
         self._cluster, self._monotonic = cluster, monotonic
         host.on_step = cluster.took
@@ -62,10 +73,19 @@ class ParameterServer:
             cluster.settled,
         )
         self._steps = StepService(host, self._pushed, monotonic)
-        self._expiry = Expiry(host, self._may_expire, monotonic)
-        self._metrics = ServerMetrics(
-            host, rpc, durability, self._parking, self._steps, cluster, self._pushed
+        self._expiry = Expiry(host, self._may_step, monotonic)
+        fed = Acknowledging(
+            rpc,
+            lambda shards: cluster.pending(list(host.fences) if shards is None else shards),
+            cluster.settled,
         )
+        self._syncing = Syncing(sync or SyncConfig(), host, fed, links, self._may_step, settle)
+        self._metrics = ServerMetrics(
+            host, rpc, durability, self._parking, self._steps, cluster, self._pushed, self._syncing
+        )
+        self._unseen_s = 0.0
+        """How long a call that is answered in this turn may have waited before it was taken in."""
+        self._looked_s = monotonic()
         now = monotonic()
         self._next_generation_s = now + intervals.generation_s
 
@@ -74,6 +94,10 @@ class ParameterServer:
         while not stop.is_set():
             self.turn()
         self.save_all()
+
+    def close(self) -> None:
+        """Close the connections to other regions."""
+        self._syncing.close()
 
     def save_all(self) -> None:
         """Wait until every step is on disk."""
@@ -84,15 +108,23 @@ class ParameterServer:
         """One turn: wait for calls, answer them, wake who waits, do what is due."""
         now = self._monotonic()
         longest = WRITING_S if self._durability.busy or self._parking.checkpoints else IDLE_S
-        self._rpc.wait(self._steps.next_s(self._parking.next_s(now, longest)))
+        longest = self._syncing.next_s(self._steps.next_s(self._parking.next_s(now, longest)))
+        self._wait(longest)
         worked = self._answer_calls()
         self._keep_intervals()
         self._steps.expire()
         worked = self._expiry.turn() or worked
+        worked = self._syncing.turn() or worked
         worked = self._cluster.turn() or worked
         self._wake_followers()
         if worked or self._parking.polls:
             self._wake_polls()
+
+    def _wait(self, timeout_s: float) -> None:
+        began_s = self._monotonic()
+        self._rpc.wait(timeout_s)
+        busy_s, self._looked_s = began_s - self._looked_s, self._monotonic()
+        self._unseen_s = 0.0 if self._looked_s - began_s > SLEPT_S else busy_s
 
     def _answer_calls(self) -> bool:
         until = self._monotonic() + TURN_S
@@ -105,6 +137,9 @@ class ParameterServer:
         return worked
 
     def _answer(self, call: Call) -> None:
+        if call.request.method in READS:
+            came_s = call.deadline_s - call.request.timeout_ms / 1_000
+            self._syncing.note_read(self._unseen_s + self._monotonic() - came_s)
         try:
             if call.request.method == "changes":
                 self._poll(call)
@@ -117,6 +152,8 @@ class ParameterServer:
             elif call.request.method == "push":
                 answer = guarded(lambda: self._at_once(call), call.request.method)
                 self._pushed.answer(call, wire.pack(answer[0]), answer[1], _shards_of(answer[0]))
+            elif call.request.method == SYNC:
+                self._syncing.answer(call)
             elif call.request.method in STEP_METHODS:
                 self._steps.answer(call)
             else:
@@ -129,9 +166,11 @@ class ParameterServer:
         if self._durability.full:
             self._durability.counts.held_back_total += 1
             return "the disk is slower than the pushes; try again"
+        if why := self._syncing.takes_no_pushes():
+            return why
         return next((why for shard in self._host.fences if (why := self._cluster.takes_pushes(shard))), "")
 
-    def _may_expire(self, shard: int) -> bool:
+    def _may_step(self, shard: int) -> bool:
         """Whether a shard that is led here may take steps of its own now: not while pushes may not."""
         return not (self._durability.full or self._cluster.takes_pushes(shard))
 

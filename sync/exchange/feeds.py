@@ -27,44 +27,66 @@ class Feeds:
         """Who pulls."""
         return tuple(self._feeds)
 
-    def take(self, puller: str, pull: Pull, now_s: float) -> Batch | None:
+    def take(self, puller: str, pull: Pull, now_s: float, config: FeedConfig | None = None) -> Batch | None:
         """Hear a pull. It is answered by a later ``ready``, or at once, if that cannot be: with the end of the
-        stream."""
-        self._heard_s[puller] = now_s
-        if pull.held:
-            self._held.setdefault(puller, {}).update(pull.held)
+        stream. ``config``: how a stream that begins is to be fed, where not as all."""
+        self._note_held(puller, pull, now_s)
         feed = self._feeds.get(puller)
         if pull.number == 1 and (feed is None or feed.stream < pull.stream):
             self._forget_old(now_s)
             if puller not in self._feeds and len(self._feeds) >= MAX_PULLERS:
                 return Batch(pull.stream, pull.number, ended=True)
-            feed = self._feeds[puller] = Feed(pull.stream, self._shards, self._config, self.counts)
+            feed = self._feeds[puller] = Feed(pull.stream, self._shards, config or self._config, self.counts)
         if feed is None or feed.stream != pull.stream:
             return Batch(pull.stream, pull.number, ended=True)
         feed.take(pull, now_s)
         return None
 
+    def _note_held(self, puller: str, pull: Pull, now_s: float) -> None:
+        self._heard_s[puller] = now_s
+        held = self._held.setdefault(puller, {})
+        if pull.number == 1:
+            # What it does not name any more another server of its region has by now.
+            held.clear()
+        for name in pull.unwanted:
+            held.pop(name, None)
+        for want in pull.wants:
+            held.setdefault(want.shard, {})
+        held.update(pull.held)
+
     def ready(self, now_s: float, clock_us: int = 0) -> Iterator[tuple[str, Batch]]:
         """The batches that can be sent now, with their pullers."""
-        for puller, feed in self._feeds.items():
-            while (batch := feed.next(now_s, clock_us)) is not None:
+        for puller in self._feeds:
+            for batch in self.answers(puller, now_s, clock_us):
                 yield puller, batch
+
+    def answers(self, puller: str, now_s: float, clock_us: int = 0) -> Iterator[Batch]:
+        """The batches that can be sent now to one puller: for who knows that nothing changed for the others."""
+        feed = self._feeds.get(puller)
+        while feed is not None and (batch := feed.next(now_s, clock_us)) is not None:
+            yield batch
 
     def due_s(self, now_s: float) -> float | None:
         """When to ask ``ready`` again although nothing changes."""
-        due = [at for feed in self._feeds.values() if (at := feed.due_s(now_s)) is not None]
+        due = [at for puller in self._feeds if (at := self.due_of(puller, now_s)) is not None]
         return min(due, default=None)
+
+    def due_of(self, puller: str, now_s: float) -> float | None:
+        """When to ask for its ``answers`` again although nothing changes; None if it waits for none."""
+        feed = self._feeds.get(puller)
+        return None if feed is None else feed.due_s(now_s)
 
     def drop(self, puller: str) -> None:
         """The puller is gone: its stream ends; what it holds still counts until it is forgotten."""
         self._feeds.pop(puller, None)
 
     def held_below(self, shard: ShardName, now_s: float) -> list[Knowledge]:
-        """What each puller that was heard of lately is known to hold of ``shard``; nothing where it did not say."""
+        """What each puller of ``shard`` that was heard of lately is known to hold of it; nothing where it did not
+        say. Whoever pulls other shards only has no part in it."""
         return [
-            self._held.get(puller, {}).get(shard, {})
+            held[shard]
             for puller, heard_s in self._heard_s.items()
-            if now_s - heard_s <= self._timeout_s
+            if now_s - heard_s <= self._timeout_s and shard in (held := self._held.get(puller, {}))
         ]
 
     def held_by_all(self, shard: ShardName, own: Knowledge, now_s: float) -> dict[int, int]:

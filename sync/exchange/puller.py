@@ -117,8 +117,6 @@ class Puller:
         shards = self._wanted_shards(now_s)
         new = {name: replica for name, replica in shards.items() if not self._is_fed(name, replica)}
         unwanted = tuple(name for name in self._having if name not in shards)
-        if not (shards or unwanted):
-            return None
         changed = bool(new or unwanted)
         # A new stream shows first that it is heard; its further pulls could otherwise arrive before it.
         window = self.pace.window if self._taken else 1

@@ -59,13 +59,14 @@ class Stand:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """The answer to ``Stand``. ``epoch`` of the newest step, ``steps`` over all models; -1: what is here is not
-    whole, and must not lead."""
+    whole, and must not lead. ``newest_epoch``: see ``election.Vote``."""
 
     shard: int
     fence: int
     epoch: int
     steps: int
     restarted: bool
+    newest_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,8 @@ class Cluster:
         if replica.consistent:
             epoch = max((shard.epoch for shard in shards), default=0)
             steps = sum(shard.position for shard in shards)
-        self.reports.put(Standing(order.shard, order.fence, epoch, steps, replica.restarted))
+        newest = max((max(shard.epochs.values(), default=0) for shard in shards), default=0)
+        self.reports.put(Standing(order.shard, order.fence, epoch, steps, replica.restarted, newest))
 
     def _take_places(self, found: ShardMap) -> None:
         name = self.config.name

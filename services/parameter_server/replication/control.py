@@ -228,6 +228,7 @@ class Control:
             standing.epoch,
             standing.steps,
             standing.restarted,
+            standing.newest_epoch,
         )
         key, value = vote_key(shard, config.name), msgspec.json.encode(vote)
         known = self._store.get(key)
@@ -238,7 +239,8 @@ class Control:
         """Write down that this server leads these shards, where nobody was faster."""
         name = self._config.name
         # Also where the store was lost and begun anew: fences only grow.
-        least = 1 + max([self._noted, *(vote.epoch for votes in won.values() for vote in votes)])
+        counted = [vote for votes in won.values() for vote in votes]
+        least = 1 + max([self._noted, *(max(vote.epoch, vote.newest_epoch) for vote in counted)])
 
         def claimed(current: ShardMap) -> ShardMap | None:
             epoch = max(current.epoch + 1, least)

@@ -30,7 +30,8 @@ class Vote(msgspec.Struct, frozen=True, array_like=True):
 
     ``fence``: of the leader that is gone; a vote counts in that election only. ``incarnation``: of the voter.
     ``steps`` -1: it holds a copy that is not whole and cannot lead. ``restarted``: since it was started it has not
-    caught up with a leader, so that something it acknowledged may be missing.
+    caught up with a leader, so that something it acknowledged may be missing. ``newest_epoch``: of all whose versions
+    it holds, those of other regions too; who leads next is to write under a larger one.
     """
 
     server: str
@@ -39,6 +40,7 @@ class Vote(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     steps: int
     restarted: bool = False
+    newest_epoch: int = 0
 
     @property
     def steady(self) -> bool:

@@ -1,0 +1,1 @@
+"""Parameters between regions: a source feeds the shards that this server leads, pullers follow other regions'."""

@@ -1,0 +1,221 @@
+"""The source's end: pulls of other regions are parked until there is a batch for them, which then leaves as soon as
+this region's own replicas hold what it tells. So no region ever has a step that a fail-over here loses.
+
+Used by the server's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+
+from services.parameter_server import messages as wire
+from services.parameter_server.acknowledging import Acknowledging
+from services.parameter_server.declarations import Declaration, encode_declaration
+from services.parameter_server.handlers import Rejected
+from services.parameter_server.host import Host
+from services.parameter_server.syncing.messages import (
+    MAX_NAME,
+    OTHER_SHARDS,
+    SyncRequest,
+    pull_of,
+    reply_of,
+)
+from services.rpc.server import BUSY, Call
+from sync.errors import RecordDamaged
+from sync.exchange import Batch, FeedConfig, Feeds, ShardName
+from sync.exchange.feed import MAX_PULLS
+from sync.quantise import Precision
+from sync.replica import Replica
+
+SILENT_S: Final = 10.0
+"""Who pulls every second and was not heard for so long is gone."""
+SWEEP_S: Final = 1.0
+MAX_COALESCE_S: Final = 10.0
+MAX_SHARDS: Final = 1_048_576
+"""Shards, over all models, that one puller may ask for."""
+
+
+class Clock(Protocol):
+    """The server's clocks."""
+
+    def monotonic(self) -> float: ...
+
+    def physical_us(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Peer:
+    """One puller. ``told``: the models that it knows, each with the digest of its declaration; ``clock_ahead_s``: by
+    how much its clock is ahead of ours, less what a pull takes on its way."""
+
+    name: str
+    region: str
+    stream: int
+    precision: Precision
+    told: dict[str, str]
+    heard_s: float
+    clock_ahead_s: float | None = None
+    bytes_total: int = 0
+    batches_total: int = 0
+    wanted: set[ShardName] = field(default_factory=set)
+    parked: dict[int, Call] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """``refused_total``: pulls that made no sense, or came from a region with another number of shards. ``late_total``:
+    batches that nobody waited for any more."""
+
+    refused_total: int = 0
+    late_total: int = 0
+    bytes_total: int = 0
+
+
+class Source:
+    """Feeds the shards that ``host`` leads. ``answers`` sends a batch once its steps are acknowledged."""
+
+    def __init__(
+        self,
+        host: Host,
+        answers: Acknowledging,
+        clock: Clock,
+        region: str = "",
+        member_timeout_s: float = 3_600.0,
+    ) -> None:
+        self.counts = SourceCounts()
+        self.peers: dict[str, Peer] = {}
+        self.feeds = Feeds(lambda: self._fed, FeedConfig(), member_timeout_s)
+        self._host, self._answers, self._clock, self._region = host, answers, clock, region
+        self._fed: Mapping[ShardName, Replica] = {}
+        self._next_sweep_s = 0.0
+
+    def take(self, call: Call) -> None:
+        """Hear a pull; it is answered later. Raises Rejected."""
+        now = self._clock.monotonic()
+        try:
+            request = wire.unpack(call.request.body, SyncRequest)
+            if request.shards != self._host.config.shards:
+                raise Rejected(
+                    OTHER_SHARDS,
+                    f"this region has {self._host.config.shards} shards and region {request.region[:64]} "
+                    f"{request.shards}: set parameters.shards alike, and begin the new region with empty folders",
+                )
+            pull = pull_of(request)
+        except (Rejected, RecordDamaged, msgspec.DecodeError) as error:
+            self.counts.refused_total += 1
+            if isinstance(error, Rejected):
+                raise
+            raise Rejected(wire.REFUSED, str(error)) from error
+        self._look()
+        ended = self.feeds.take(request.puller, pull, now, _config(request))
+        peer = self.peers.get(request.puller)
+        if ended is None and (peer is None or peer.stream != pull.stream):
+            peer = self._new_peer(request, now)
+        if ended is not None or peer is None:
+            self._send(call, Batch(pull.stream, pull.number, ended=True))
+            return
+        peer.heard_s = now
+        peer.wanted |= {want.shard for want in pull.wants}
+        if request.clock_us:
+            peer.clock_ahead_s = (request.clock_us - self._clock.physical_us()) / 1e6
+        if len(peer.parked) >= MAX_PULLS or len(peer.wanted) > MAX_SHARDS:
+            self.feeds.drop(peer.name)
+            del self.peers[peer.name]
+            raise Rejected(BUSY, "you wait for too much at once")
+        peer.parked[pull.number] = call
+
+    def _new_peer(self, request: SyncRequest, now_s: float) -> Peer:
+        before = self.peers.get(request.puller)
+        peer = self.peers[request.puller] = Peer(
+            request.puller,
+            request.region[:MAX_NAME],
+            request.stream,
+            request.precision,
+            dict(request.models),
+            now_s,
+        )
+        if before is not None:
+            peer.bytes_total, peer.batches_total = before.bytes_total, before.batches_total
+        return peer
+
+    def turn(self) -> bool:
+        """Answer what can be answered now. Whether anything was."""
+        now = self._clock.monotonic()
+        if not self.peers:
+            return False
+        self._look()
+        answered = False
+        for puller, batch in self.feeds.ready(now, self._clock.physical_us()):
+            answered = True
+            peer = self.peers[puller]
+            call = peer.parked.pop(batch.number, None)
+            if call is None or call.deadline_s <= now:
+                self.counts.late_total += 1
+            else:
+                self._send(call, batch, peer)
+        if self._answers.waiting:
+            self._answers.release(now)
+        if now >= self._next_sweep_s:
+            self._next_sweep_s = now + SWEEP_S
+            self._sweep(now)
+        return answered
+
+    def next_s(self, at_most_s: float) -> float:
+        """Seconds until ``turn`` has something to do although nothing comes in, but not more than ``at_most_s``."""
+        if not self.peers:
+            return at_most_s
+        now = self._clock.monotonic()
+        due = self.feeds.due_s(now)
+        return at_most_s if due is None else max(0.0, min(due - now, at_most_s))
+
+    def _look(self) -> None:
+        """Note which shards can be fed now."""
+        self._fed = {
+            (name, shard): held.shard
+            for name, model in self._host.models.items()
+            for shard, held in self._host.led(model)
+            if held.whole
+        }
+
+    def _send(self, call: Call, batch: Batch, peer: Peer | None = None) -> None:
+        declarations: list[bytes] = []
+        if peer is not None:
+            declarations = [encode_declaration(one) for one in self._untold(peer)]
+        precision: Precision = "float32" if peer is None else peer.precision
+        body, arrays = reply_of(batch, precision, declarations, self._region)
+        size = len(body) + sum(array.nbytes for array in arrays)
+        self.counts.bytes_total += size
+        if peer is not None:
+            peer.bytes_total += size
+            peer.batches_total += 1
+        self._answers.answer(call, body, arrays, {piece.shard[1] for piece in batch.pieces})
+
+    def _untold(self, peer: Peer) -> list[Declaration]:
+        """The models of which the puller has no declaration, or another."""
+        models = self._host.models
+        untold = [one.declaration for name, one in models.items() if peer.told.get(name) != one.digest]
+        for declaration in untold:
+            peer.told[declaration.model] = models[declaration.model].digest
+        return untold
+
+    def _sweep(self, now_s: float) -> None:
+        """Forget calls that nobody waits for any more, and pullers that are gone."""
+        for peer in list(self.peers.values()):
+            for number in [n for n, call in peer.parked.items() if call.deadline_s <= now_s]:
+                del peer.parked[number]
+            if not peer.parked and now_s - peer.heard_s > SILENT_S:
+                self.feeds.drop(peer.name)
+                del self.peers[peer.name]
+
+
+def _config(request: SyncRequest) -> FeedConfig:
+    return FeedConfig(
+        min(request.coalesce_s, MAX_COALESCE_S),
+        request.priority_share,
+        request.max_staleness_s,
+        request.state,
+    )

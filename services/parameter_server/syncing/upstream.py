@@ -1,0 +1,256 @@
+"""The puller's end: one address of another region, asked for all shards; it sends those that it leads.
+
+Whatever comes is taken over a batch at a time, between the calls that this server answers. Used by its loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import msgspec
+
+from services.parameter_server.declarations import Declaration, decode_declaration
+from services.parameter_server.syncing.messages import (
+    OTHER_SHARDS,
+    Received,
+    SyncRequest,
+    received,
+    request_of,
+)
+from services.parameter_server.syncing.source import Clock
+from services.parameter_server.types import ModelMismatch, ParameterError
+from services.rpc.calls import Outgoing
+from services.rpc.codec import Failure, Reply
+from services.rpc.errors import RpcError
+from sync.errors import RecordDamaged
+from sync.exchange import Batch, Pull, Puller, ShardName
+from sync.replica import Replica
+
+GRACE_S: Final = 1.0
+"""Beside what a pull waits at the source, and what its bytes take: for the way."""
+LONGEST_PATIENCE_S: Final = 32.0
+_log = logging.getLogger(__name__)
+
+OnAnswer = Callable[[Reply | Failure | None], None]
+"""None: there was no answer in time."""
+
+
+class Connection(Protocol):
+    """What asks without waiting (``services.rpc.link.Link`` provides it)."""
+
+    def ask(self, outgoing: Outgoing, timeout_s: float) -> int: ...
+
+    def receive(self) -> list[tuple[int, Reply | Failure]]: ...
+
+    def expired(self) -> list[int]: ...
+
+
+class Links(Protocol):
+    """Makes and ends connections (``main._Links`` does)."""
+
+    def connect(self, address: str) -> Connection: ...
+
+    def disconnect(self, connection: Connection) -> None: ...
+
+
+class Models(Protocol):
+    """What a puller has to know of this server's models."""
+
+    def digests(self) -> dict[str, str]:
+        """By model, the digest of its declaration."""
+        ...
+
+    def learn(self, declaration: Declaration) -> None:
+        """Another region declares it so. Raises ModelMismatch, ParametersRefused."""
+        ...
+
+
+@dataclass(slots=True)
+class UpstreamCounts:
+    """``damaged_total``: batches that were not well formed; ``expired_total``: pulls without an answer in time;
+    ``connections_total``: connections begun."""
+
+    damaged_total: int = 0
+    expired_total: int = 0
+    connections_total: int = 0
+    last_fault: str = ""
+
+
+class Upstream:
+    """``template``: what all its pulls have in common."""
+
+    def __init__(
+        self,
+        address: str,
+        links: Links,
+        make_puller: Callable[[Callable[[], Mapping[ShardName, Replica]]], Puller],
+        shards: Callable[[], Mapping[ShardName, Replica]],
+        template: SyncRequest,
+        models: Models,
+        clock: Clock,
+    ) -> None:
+        self.address = address
+        self.region = ""
+        """The source's, once it answered."""
+        self.counts = UpstreamCounts()
+        self.unlike: set[str] = set()
+        """Models that the other region declares otherwise; they are not followed."""
+        self.puller = make_puller(self._shards)
+        self._all_shards, self._links, self._template = shards, links, template
+        self._models, self._clock = models, clock
+        self._link = links.connect(address)
+        self._calls: dict[int, OnAnswer] = {}
+        self._backlog: deque[Received] = deque()
+        self._open: dict[int, int] = {}
+        """By number of a pull that is on its way, its bytes at most."""
+        self._patience_s = 0.0
+        self._stream = 0
+
+    def _shards(self) -> Mapping[ShardName, Replica]:
+        found = self._all_shards()
+        if not self.unlike:
+            return found
+        return {name: replica for name, replica in found.items() if name[0] not in self.unlike}
+
+    @property
+    def waiting(self) -> int:
+        """Batches that came and were not taken over yet."""
+        return len(self._backlog)
+
+    def serves(self, name: ShardName) -> bool:
+        """Whether the source leads the shard there, as far as is known."""
+        standing = self.puller.standings.get(name)
+        return standing is not None and standing.served
+
+    def ask(self, outgoing: Outgoing, timeout_s: float, on_answer: OnAnswer) -> None:
+        """Ask the source something else over the same connection. Raises RpcError; then nothing was sent."""
+        self._calls[self._link.ask(outgoing, timeout_s)] = on_answer
+
+    def receive(self) -> None:
+        """Take in what arrived, and see what did not."""
+        for call, answer in self._link.receive():
+            on_answer = self._calls.pop(call, None)
+            if on_answer is not None:
+                on_answer(answer)
+        for call in self._link.expired():
+            on_answer = self._calls.pop(call, None)
+            if on_answer is not None:
+                on_answer(None)
+
+    def merge_next(self) -> bool:
+        """Take over the next batch. Whether there was one."""
+        if not self._backlog:
+            return False
+        found = self._backlog.popleft()
+        now = self._clock.monotonic()
+        batch = self._learn(found)
+        taken = self.puller.take(batch, found.nbytes, now, self._clock.physical_us())
+        if taken.fault:
+            self._begin_anew(taken.fault)
+        return True
+
+    def _learn(self, found: Received) -> Batch:
+        """Take over the models that came along; the batch without those that this region declares otherwise."""
+        self.region = found.region
+        for data in found.declarations:
+            try:
+                declaration = decode_declaration(data)
+            except ParameterError as error:
+                self._note(f"a model of region {found.region} cannot be declared here: {error}")
+                continue
+            try:
+                self._models.learn(declaration)
+                self.unlike.discard(declaration.model)
+            except ParameterError as error:
+                self.unlike.add(declaration.model)
+                what = "declares it otherwise" if isinstance(error, ModelMismatch) else "has it, this cannot"
+                self._note(
+                    f"model {declaration.model} is not followed: region {found.region} {what}: {error}"
+                )
+        if not self.unlike:
+            return found.batch
+        pieces = tuple(piece for piece in found.batch.pieces if piece.shard[0] not in self.unlike)
+        return replace(found.batch, pieces=pieces)
+
+    def pull(self) -> None:
+        """Send the pulls that are due."""
+        now = self._clock.monotonic()
+        while (pull := self.puller.ask(now)) is not None:
+            template = self._template
+            if pull.number == 1:
+                self._stream, self._open = pull.stream, {}
+                template = msgspec.structs.replace(template, models=self._models.digests())
+            self._open[pull.number] = pull.budget
+            try:
+                self.ask(
+                    request_of(pull, template, self._clock.physical_us()),
+                    self._timeout_s(pull),
+                    lambda answer, pull=pull: self._answered(pull, answer),  # type: ignore[misc]
+                )
+            except RpcError as error:
+                self._fail(str(error), reconnect=True)
+
+    def _timeout_s(self, pull: Pull) -> float:
+        rate = self.puller.pace.rate
+        # Batches come one behind the other; a rate may have fallen since it was measured.
+        sending_s = 2.0 * sum(self._open.values()) / rate if rate else 0.0
+        return pull.wait_s + GRACE_S + min(sending_s, LONGEST_PATIENCE_S) + self._patience_s
+
+    def _answered(self, pull: Pull, answer: Reply | Failure | None) -> None:
+        if pull.stream != self._stream:
+            return
+        self._open.pop(pull.number, None)
+        if answer is None:
+            # A connection that lost something is slow to notice that all is well again; a new one is not.
+            self.counts.expired_total += 1
+            self._patience_s = min(max(1.0, 2.0 * self._patience_s), LONGEST_PATIENCE_S)
+            self._fail("the source does not answer", reconnect=True)
+        elif isinstance(answer, Failure):
+            if answer.code == OTHER_SHARDS:
+                _log.error("region at %s: %s", self.address, answer.message)
+            self._fail(f"{answer.code}: {answer.message}")
+        else:
+            self._patience_s = 0.0
+            try:
+                self._backlog.append(received(answer))
+            except (RecordDamaged, msgspec.DecodeError) as error:
+                self.counts.damaged_total += 1
+                self._fail(f"a batch is not well formed: {error}")
+
+    def _fail(self, why: str, *, reconnect: bool = False) -> None:
+        self.puller.failed(self._clock.monotonic(), why)
+        self._begin_anew(why, reconnect=reconnect)
+
+    def _begin_anew(self, why: str, *, reconnect: bool = False) -> None:
+        """The stream is over: what is on its way belongs to it."""
+        self._note(f"pulling from {self.address} begins anew: {why}")
+        self._stream, self._open = 0, {}
+        self._backlog.clear()
+        if reconnect:
+            calls, self._calls = self._calls, {}
+            self._links.disconnect(self._link)
+            self._link = self._links.connect(self.address)
+            self.counts.connections_total += 1
+            for on_answer in calls.values():
+                on_answer(None)
+
+    def _note(self, what: str) -> None:
+        if what != self.counts.last_fault:
+            _log.warning("%s", what)
+        self.counts.last_fault = what
+
+    def next_s(self, at_most_s: float) -> float:
+        """Seconds until there is something to do although nothing comes in."""
+        if self._backlog:
+            return 0.0
+        due_s = self.puller.due_s() - self._clock.monotonic()
+        # What is due and waits for an answer that is on its way needs no look before that.
+        return at_most_s if due_s <= 0.0 else min(due_s, at_most_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._links.disconnect(self._link)
