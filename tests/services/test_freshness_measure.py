@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from services.freshness.report import report
 from services.freshness.updates import LOG as UPDATES
 from services.freshness.updates import Update
 from services.parameter_server.types import ParameterError
+from services.supervisor.folder import ChildState, ProcessId, RunFolder, SupervisorState
 from services.tokens import Token, decode_token, encode_token, log_fingerprint
 
 EVENTS = log_fingerprint("events-1")
@@ -307,3 +309,37 @@ def test_there_must_be_something_to_send(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as ended:
         main(["freshness", "--no-updates", "--no-events", "--url", "http://127.0.0.1:1"])
     assert ended.value.code == Exit.USAGE
+
+
+def _measured_regions(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["freshness", "--rate", "50", "--seconds", "0.1", "--no-updates", "--format", "json", *options])
+    assert ended.value.code == 0
+    regions: list[str] = json.loads(capsys.readouterr().out)["regions"]
+    return regions
+
+
+def test_the_regions_of_the_settings_are_watched(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, eu = Region("home", world, 0.0), Region("eu", world, 0.0)
+    with serving(home, eu):
+        monkeypatch.setenv("HEADWATER_URL", home.url)
+        options = ["--set", f"data.dir={tmp_path}", "--set", f"freshness.regions=eu={eu.url}"]
+        assert _measured_regions(capsys, *options) == ["home", "eu"]
+
+
+def test_the_regions_that_run_from_the_data_folder_are_found(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADWATER_URL", raising=False)
+    home, eu = Region("home", world, 0.0), Region("eu", world, 0.0)
+    folder, here = RunFolder(tmp_path), ProcessId.of(os.getpid())
+    assert here is not None
+    with serving(home, eu), folder.locked():
+        children = (
+            ChildState("api-0", "api", "ready", 0, address=home.url),
+            ChildState("api@eu", "api", "ready", 0, address=eu.url, region="eu"),
+        )
+        folder.write_state(SupervisorState(here, 0, children))
+        assert _measured_regions(capsys, "--set", f"data.dir={tmp_path}") == ["home", "eu"]
