@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sync.exchange import Batch
 from sync.simulator.queue import EventQueue
 
 START_US: Final = 1_700_000_000_000_000
@@ -34,6 +35,14 @@ class Costs:
     scanned_row_s: float = 0.0
     found_row_s: float = 0.0
     merged_row_s: float = 0.0
+
+    def serving_s(self, batch: Batch, looked: int, found: int) -> float:
+        """What it takes to answer with ``batch``, for which ``looked`` rows were looked at and ``found`` rows found."""
+        return self.message_s + looked * self.scanned_row_s + found * self.found_row_s
+
+    def taking_s(self, batch: Batch, merged: int) -> float:
+        """What it takes to take ``batch``, of which ``merged`` rows were new."""
+        return self.message_s + merged * self.merged_row_s
 
 
 FREE: Final = Costs()

@@ -1,8 +1,8 @@
 """Emulated links in virtual time: delay, jitter, a shared rate, loss, duplication, reordering and partitions.
 
-Every place (a node, or a region whose nodes share it) has one uplink, on which what leaves it is sent byte after
-byte. Between two places there is a path with a delay. Messages of one sender to one receiver keep their order
-unless the path reorders.
+Every place (a node, or a region whose nodes share it) has one uplink, on which what leaves it is sent byte after byte,
+and may have a downlink. So may each node within its place. Between two places there is a path with a delay. Messages
+of one sender to one receiver keep their order unless the path reorders.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Network:
         self._queue, self._rng, self._within = queue, rng, within
         self._paths: dict[tuple[str, str], Path] = {}
         self._rates: dict[str, float] = {}
+        self._arriving: dict[str, float] = {}
         self._free_s: dict[str, float] = {}
+        self._taken_s: dict[str, float] = {}
         self._last_s: dict[tuple[str, str], float] = {}
         self._cut: set[tuple[str, str]] = set()
 
@@ -60,9 +62,10 @@ class Network:
         """Set the path between two places, both ways."""
         self._paths[one, other] = self._paths[other, one] = path
 
-    def limit(self, place: str, bytes_a_second: float) -> None:
-        """Give a place an uplink of this rate, for what leaves it; 0: any."""
-        self._rates[place] = bytes_a_second
+    def limit(self, place: str, bytes_a_second: float, arriving: float = 0.0) -> None:
+        """Give a place an uplink of this rate, for what leaves it, and a downlink for what is ``arriving``; 0: any. In
+        the place of a place, a node has them for all that it sends and gets."""
+        self._rates[place], self._arriving[place] = bytes_a_second, arriving
 
     def cut(self, one: str, other: str) -> None:
         """Let nothing pass between two places any more, what is on its way included."""
@@ -88,11 +91,11 @@ class Network:
         self.counts.messages_total += 1
         self.counts.bytes_total += nbytes
         crossing = here != there
-        left_s = self._queue.now_s
+        left_s = self._leave(sender[1], nbytes, self._queue.now_s) if sender[1] != here else self._queue.now_s
         if crossing:
             self.counts.crossing_bytes_total += nbytes
             self.counts.sent_bytes[here] += nbytes
-            left_s = self._leave(here, nbytes)
+            left_s = self._leave(here, nbytes, left_s)
         path = self._paths.get((here, there), DIRECT) if crossing else self._within
         rng = self._rng
         if (here, there) in self._cut or (path.loss and rng.random() < path.loss):
@@ -105,18 +108,31 @@ class Network:
         ends = sender[1], receiver[1]
         for _ in range(copies):
             at_s = left_s + path.delay_s + (rng.random() * path.jitter_s if path.jitter_s else 0.0)
+            at_s = self._come(there, nbytes, at_s, self._rates.get(here, 0.0)) if crossing else at_s
+            at_s = self._come(receiver[1], nbytes, at_s, 0.0) if receiver[1] != there else at_s
             if not (path.reordered and rng.random() < path.reordered):
                 at_s = self._last_s[ends] = max(at_s, self._last_s.get(ends, 0.0))
             self._queue.at(at_s, lambda: self._arrive(here, there, deliver))
 
-    def _leave(self, place: str, nbytes: int) -> float:
-        """When the last byte has left."""
+    def _leave(self, place: str, nbytes: int, now_s: float) -> float:
+        """When the last byte has left, of a message that may from ``now_s`` on."""
         rate = self._rates.get(place, 0.0)
         if not rate:
-            return self._queue.now_s
-        left_s = max(self._queue.now_s, self._free_s.get(place, 0.0)) + nbytes / rate
+            return now_s
+        left_s = max(now_s, self._free_s.get(place, 0.0)) + nbytes / rate
         self._free_s[place] = left_s
         return left_s
+
+    def _come(self, place: str, nbytes: int, at_s: float, sent_at: float) -> float:
+        """When the last byte is here, of a message whose last byte would be at ``at_s``, sent at a rate of
+        ``sent_at``: it comes in while it is sent."""
+        rate = self._arriving.get(place, 0.0)
+        if not rate:
+            return at_s
+        first_s = at_s - nbytes / sent_at if sent_at else at_s
+        come_s = max(at_s, max(first_s, self._taken_s.get(place, 0.0)) + nbytes / rate)
+        self._taken_s[place] = come_s
+        return come_s
 
     def _arrive(self, here: str, there: str, deliver: Callable[[], None]) -> None:
         if (here, there) in self._cut:

@@ -23,10 +23,19 @@ STREAMS: Final = 1_000_000
 """Streams of one puller at most; the next puller of the same node begins above them."""
 
 
+def _nbytes(message: Pull | Batch) -> int:
+    return message.nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """``wait_s``: for how long pulls park; ``patience_s``: how much longer than that an answer may take;
-    ``member_timeout_s``: for how long a silent puller counts as a member."""
+    ``member_timeout_s``: for how long a silent puller counts as a member; ``poll_s``: between two pulls at least, for
+    whoever does not park them.
+
+    ``weigh``: the bytes of a message on the wire; ``unit``: how many of them stand for one byte of the core's own
+    reckoning, where a simulated row stands for many.
+    """
 
     feed: FeedConfig = field(default_factory=FeedConfig)
     pace: PaceConfig = field(default_factory=PaceConfig)
@@ -34,6 +43,9 @@ class NodeConfig:
     patience_s: float = 1.0
     member_timeout_s: float = 3_600.0
     costs: Costs = FREE
+    poll_s: float = 0.0
+    unit: float = 1.0
+    weigh: Callable[[Pull | Batch], int] = _nbytes
 
 
 @dataclass(slots=True)
@@ -46,6 +58,8 @@ class _Link:
     """(stream, number) of the pulls that were not answered yet."""
     wake_s: float = -1.0
     """When the next pull is looked for, -1 if nobody looks."""
+    poll_s: float = 0.0
+    """From when on the next pull may go, where they are spaced."""
 
 
 class Node:
@@ -132,10 +146,11 @@ class Node:
     def _pump(self, name: str) -> None:
         """Send what pulls are due to one source."""
         link, now_s = self._links[name], self._queue.now_s
-        while (pull := link.puller.ask(now_s)) is not None:
+        while now_s >= link.poll_s and (pull := link.puller.ask(now_s)) is not None:
             link.open.add((pull.stream, pull.number))
+            link.poll_s = now_s + self.config.poll_s
             self._send_pull(link, pull)
-        due_s = link.puller.due_s()
+        due_s = max(link.puller.due_s(), link.poll_s)
         if due_s > now_s and not now_s < link.wake_s <= due_s:
             link.wake_s = due_s
             self._later(due_s, lambda: self._woken(name, link))
@@ -155,7 +170,8 @@ class Node:
             if source._starts == starts:
                 source._receive(lambda: source._take_pull(self.name, pull))
 
-        self._network.send((self.place, self.name), (source.place, source.name), pull.nbytes, arrive)
+        nbytes = self.config.weigh(pull)
+        self._network.send((self.place, self.name), (source.place, source.name), nbytes, arrive)
         patience_s = pull.wait_s + self.config.patience_s
         self._later(self._queue.now_s + patience_s, lambda: self._overdue(link, pull), mine)
 
@@ -172,11 +188,12 @@ class Node:
         link.open.discard((batch.stream, batch.number))
         before = {shard: one.token for shard, one in self.shards.items()}
         merged = sum(shard.counts.merged_rows_total for shard in self.shards.values())
-        taken = link.puller.take(batch, batch.nbytes, self._queue.now_s, self.clock())
+        nbytes = round(self.config.weigh(batch) / self.config.unit)
+        taken = link.puller.take(batch, nbytes, self._queue.now_s, self.clock())
         if taken.fault:
             link.open.clear()
         merged = sum(shard.counts.merged_rows_total for shard in self.shards.values()) - merged
-        self._work(self.config.costs.message_s + merged * self.config.costs.merged_row_s)
+        self._work(self.config.costs.taking_s(batch, merged))
         self.on_taken(name, batch, taken)
         if any(before[shard] != one.token for shard, one in self.shards.items()):
             self.changed()
@@ -201,7 +218,7 @@ class Node:
                 break
             looked = (counts.found["scan"] - scans) * self._slots() if costs.scanned_row_s else 0
             sent = counts.rows_total - rows
-            self._work(costs.message_s + looked * costs.scanned_row_s + sent * costs.found_row_s)
+            self._work(costs.serving_s(batch, looked, sent))
             self._send_batch(puller, batch)
         self._plan_serving(puller)
 
@@ -238,7 +255,8 @@ class Node:
                 peer._receive(lambda: peer._take_batch(link, batch))
 
         def send() -> None:
-            self._network.send((self.place, self.name), (peer.place, peer.name), batch.nbytes, arrive)
+            nbytes = self.config.weigh(batch)
+            self._network.send((self.place, self.name), (peer.place, peer.name), nbytes, arrive)
 
         # It leaves when the work for it is done.
         if self._busy_until_s > self._queue.now_s:
