@@ -116,5 +116,10 @@ def bits(replica: Replica) -> bytes:
         for page in state.graves
         for i, key in enumerate(page.keys.tolist())
     )
-    head = encode(replace(state, rows=(), graves=()))
-    return head + repr((sorted(told.items()), buried, sorted(replica.epochs.items()))).encode()
+    # A writer without an epoch has 0, so whoever leads under that tells nothing.
+    epochs = {writer: epoch for writer, epoch in replica.epochs.items() if epoch}
+    head = replace(state.head, epochs={})
+    return (
+        encode(replace(state, head=head, rows=(), graves=()))
+        + repr((sorted(told.items()), buried, sorted(epochs.items()))).encode()
+    )
