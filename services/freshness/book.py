@@ -129,6 +129,14 @@ class Book:
             for (region, kind, stage), watch in self._watches.items()
         )
 
+    def unstamped(self, kind: Kind) -> int:
+        """Probes of one kind of which the time of some stage before the regions' is not known."""
+        stages = [stage for stage in OF_KIND[kind] if stage not in REGIONAL]
+        return sum(
+            sent.kind == kind and any(stage not in sent.after_ms for stage in stages)
+            for sent in self._sent.values()
+        )
+
     def ids(self, kind: Kind) -> list[str]:
         """The probes of one kind."""
         return [sent.id for sent in self._sent.values() if sent.kind == kind]

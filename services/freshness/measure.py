@@ -37,7 +37,9 @@ WARM_UP_S: Final = 15.0
 """How long every region may take to show a first marked update, before the others count."""
 STAMPS_S: Final = 3.0
 """How long to wait for the stamps of processor and trainers once all else is seen."""
-MAX_PROBES: Final = 1_000_000
+STAMPS_EVERY: Final = 15_000
+"""Events after which stamps are read during the measurement, too: an API forgets old probes (``PROBES_KEPT``)."""
+MAX_PROBES: Final = 200_000
 
 
 class MeasurementFailed(Exception):
@@ -221,6 +223,10 @@ class _Client:
             under_way.add(task)
             task.add_done_callback(under_way.discard)
             task.add_done_callback(lambda _: room.release())
+            if number and number % STAMPS_EVERY == 0:
+                reading = asyncio.create_task(self._read_stamps())
+                under_way.add(reading)
+                reading.add_done_callback(under_way.discard)
         await asyncio.gather(*under_way)
 
     async def _post(self, sent: Sent) -> None:
@@ -316,19 +322,21 @@ class _Client:
 
     async def _gather_stamps(self) -> None:
         """Read when processor and trainers had the events; stamps are written behind, so the last come late."""
-        wanted = set(self._book.ids("event"))
         deadline_s = time.monotonic() + STAMPS_S
-        while wanted and time.monotonic() < deadline_s:
-            try:
-                async for probe in self._listed():
-                    for stage, after_ms in probe.after_ms.items():
-                        if stage not in REGIONAL:
-                            self._book.stamp(probe.id, stage, probe.accepted_at_ms + after_ms)
-                    if "applied" in probe.after_ms:
-                        wanted.discard(probe.id)
-            except (Unreachable, msgspec.DecodeError) as error:
-                self._note(f"{self._plan.home}: {error}")
+        await self._read_stamps()
+        while self._book.unstamped("event") and time.monotonic() < deadline_s:
             await asyncio.sleep(RETRY_S)
+            await self._read_stamps()
+
+    async def _read_stamps(self) -> None:
+        """Read all that the home region knows of probes."""
+        try:
+            async for probe in self._listed():
+                for stage, after_ms in probe.after_ms.items():
+                    if stage not in REGIONAL:
+                        self._book.stamp(probe.id, stage, probe.accepted_at_ms + after_ms)
+        except (Unreachable, msgspec.DecodeError) as error:
+            self._note(f"{self._plan.home}: {error}")
 
     async def _listed(self) -> AsyncIterator[_Stamped]:
         cursor: str | None = ""

@@ -29,6 +29,7 @@ def draw(of: Report, path: Path) -> None:
     # Loads in half a second, and only here: whoever draws nothing should not wait for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     columns = min(_COLUMNS, max(len(of.regions), 1))
     rows = math.ceil(len(of.regions) / columns)
@@ -39,6 +40,8 @@ def draw(of: Report, path: Path) -> None:
     for place, region in enumerate(of.regions):
         _draw_region(axes[place], of, region)
         axes[place].set_xlim(least_ms, most_ms)
+        axes[place].tick_params(labelbottom=True)
+        axes[place].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for spare in axes[len(of.regions) :]:
         spare.set_visible(False)
     figure.suptitle(
@@ -51,7 +54,7 @@ def draw(of: Report, path: Path) -> None:
 
 def _span(of: Report) -> tuple[float, float]:
     curves = [row.curve_ms for row in of.rows if row.curve_ms]
-    least = min((curve[0] for curve in curves), default=1.0)
+    least = min((curve[1] for curve in curves), default=1.0)
     most = max((curve[-1] for curve in curves), default=of.slo_ms)
     return max(least, _LEAST_MS) * 0.8, max(most, of.slo_ms) * 1.6
 

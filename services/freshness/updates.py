@@ -26,6 +26,8 @@ TABLE: Final = "marks"
 LOG: Final = "probes"
 SLOTS: Final = 64
 """Sources that writers share: servers remember each source for ever, so there must not be more and more."""
+NO_SCHEMA: Final = "none"
+"""The keys are numbers, which no schema encodes."""
 DIM: Final = 4
 ROWS: Final = 64
 """Enough for each shard to have some."""
@@ -80,7 +82,7 @@ class UpdateWriter:
 
     def open(self) -> None:
         """Make the model known, and look how far the slot is. Raises ParameterError."""
-        self._client.declare(MODEL, SPECS, "")
+        self._client.declare(MODEL, SPECS, NO_SCHEMA)
         self._look()
 
     def push(self) -> Update:

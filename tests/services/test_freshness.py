@@ -431,3 +431,12 @@ def test_the_report_says_what_is_missing_and_the_picture_can_be_drawn(tmp_path: 
     draw(found, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
+
+
+def test_the_book_knows_whose_stamps_are_missing() -> None:
+    book = _book()
+    for stage in ("processed", "trained", "applied"):
+        assert book.unstamped("event") == 2
+        book.stamp("p0", stage, 1e12)
+    assert book.unstamped("event") == 1
+    assert book.unstamped("update") == 0
