@@ -186,7 +186,8 @@ class ShardFeed:
                 return Piece(self.want.shard, self.want.round, Update(), left=left)
             if not exchange.whole:
                 # What a full replacement does not name is dropped: it names what overtook, too.
-                slots = self._overtaking.unsent(table, slots, last=not exchange.keys)
+                begun = exchange.token.counter
+                slots = self._overtaking.unsent(table, slots, begun, last=not exchange.keys)
             for part in self._parts(table, slots):
                 room -= part.values.nbytes + part.state.nbytes if isinstance(part, Rows) else 0
                 room -= 20 * len(part.keys)

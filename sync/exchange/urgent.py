@@ -19,8 +19,8 @@ _NONE: Final = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class _Sent:
-    """Of one table: up to which change ``looked`` at, and the numbers of ``changes``, ascending, that were sent out of
-    turn or, after ``looked``, in turn."""
+    """Of one table: up to which change ``looked`` at, and the numbers of ``changes``, ascending, that were sent though
+    no exchange that was completed contains them."""
 
     looked: int = 0
     changes: Sequences = field(default_factory=lambda: _NONE)
@@ -74,18 +74,18 @@ class Overtaking:
         sent = self._sent[table.spec.name]
         sent.add(sequences)
         sent.looked = max(sent.looked, up_to)
-        # What fell out of the ring is not found as urgent again, and is few; it may be sent twice.
+        # What fell out of the ring is not urgent any more; it may be sent twice.
         sent.forget(max(table.ring.floor, table.graves.ring.floor))
 
-    def unsent(self, table: Table, slots: Slots, *, last: bool) -> Slots:
-        """Those of ``slots`` [N] that did not overtake; they are sent now, in turn. ``last``: with nothing behind."""
-        sent = self._sent.get(table.spec.name)
-        if sent is None:
-            return slots
+    def unsent(self, table: Table, slots: Slots, begun: int, *, last: bool) -> Slots:
+        """Those of ``slots`` [N] that did not overtake; they are sent now, in turn, in an exchange that begun at change
+        ``begun``. ``last``: with nothing behind."""
+        sent = self._sent.setdefault(table.spec.name, _Sent())
         sequences = table.written_at(slots)
         left = ~sent.has(sequences)
-        if not last:
-            sent.add(np.sort(sequences[left & (sequences > sent.looked)]))
+        # What is not urgent any more, and what the next exchange would send again as it is now.
+        floor = begun if last else min(begun, sent.looked)
+        sent.add(np.sort(sequences[left & (sequences > floor)]))
         return slots[left]
 
     def forget(self, up_to: int) -> None:
