@@ -125,6 +125,9 @@ class Holdings:
         self._keeper, self._number = keeper, number
         self._clock = clock or HybridClock()
         self.models: dict[str, Model] = {}
+        self.foreign_starts = 0
+        self.owner_of: Callable[[str, int], str] = lambda model, shard: "another region"
+        """Which region writes a shard of a model that this one does not write, in words."""
         self.newest_accepted_at_ms = 0
         """When the newest event among all pushes was accepted (the API's clock, Unix ms)."""
 
@@ -142,8 +145,9 @@ class Holdings:
 
     @property
     def incarnation(self) -> int:
-        """Changes whenever this server begins to lead a shard: what clients knew of it may be wrong then."""
-        return max(self.fences.values(), default=0)
+        """Changes whenever this server begins to lead a shard, or another region's that it forwards to is another
+        process: what clients knew of it may be wrong then."""
+        return max(self.fences.values(), default=0) + (self.foreign_starts << FENCE_BITS)
 
     def writes(self, shard: int) -> bool:
         """Whether this region writes the shard; else another one does, and this follows."""
@@ -287,12 +291,14 @@ class Holdings:
             if spec.placement == "single" and led and self.writes(shard):
                 yield spec.name, shard
 
-    def require_written(self, shards: Iterable[int]) -> None:
+    def require_written(self, model: str, shards: Iterable[int]) -> None:
         """Raises ParametersRefused where this region does not write all of ``shards``."""
-        if foreign := [shard for shard in shards if not self.writes(shard)]:
-            raise ParametersRefused(
-                f"shards {', '.join(map(str, foreign))} are written by another region (sync.writes); push there"
-            )
+        for shard in shards:
+            if not self.writes(shard):
+                raise ParametersRefused(
+                    f"shard {shard} of {model} is written by {self.owner_of(model, shard)}, not by this one "
+                    "(sync.writes)"
+                )
 
     def require_incarnation(self, expected: int) -> None:
         """Raises IncarnationChanged unless this is the process that is ``expected`` (0: any)."""

@@ -125,7 +125,7 @@ class Host(Holdings):
         """What a push is on each shard that it names, in that order; nothing is applied yet."""
         model = self.model(request.model)
         self.require_incarnation(request.incarnation)
-        self.require_written(request.shards)
+        self.require_written(request.model, request.shards)
         _require_once(request.shards, "shard")
         if len(request.shards) != len(request.predecessors):
             raise ParametersRefused(f"{len(request.shards)} shards, {len(request.predecessors)} predecessors")
@@ -149,6 +149,7 @@ class Host(Holdings):
         model = self.model(model_name)
         if len(arrays) != 2 * len(parts):
             raise ParametersRefused(f"{len(parts)} parts, {len(arrays)} arrays")
+        self.require_written(model_name, (shard for part in parts for shard in part.shards))
         found: dict[int, list[Part]] = {}
         for number, part in enumerate(parts):
             pair = arrays[2 * number : 2 * number + 2]

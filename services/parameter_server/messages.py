@@ -94,7 +94,7 @@ class PushRequest(Wire):
 
     ``shards`` are all shards of the server, ``predecessors`` beside them. ``incarnation`` 0: any. ``seen``,
     beside the shards too, are the ``moves`` that the pull before told; with it the push is ``stale`` on a
-    shard that more than ``staleness`` pushes moved since.
+    shard that more than ``staleness`` pushes moved since. ``hops``: regions that it passed already.
     """
 
     model: str
@@ -110,6 +110,7 @@ class PushRequest(Wire):
     incarnation: int = 0
     seen: list[int] = []
     staleness: int = 0
+    hops: int = 0
 
 
 class ShardOutcome(Wire):
@@ -128,13 +129,14 @@ class PushResponse(Wire):
 
 
 class AppliedRequest(Wire):
-    """``shards``: those that the server leads, as whoever asks thinks."""
+    """``shards``: those that the server leads, as whoever asks thinks. ``hops``: regions that it passed already."""
 
     model: str
     epoch: int
     log: str
     partition: int
     shards: list[int]
+    hops: int = 0
 
 
 class AppliedReply(Wire):
@@ -159,9 +161,12 @@ class DenseReply(Wire):
 
 
 class PublishRequest(Wire):
+    """``hops``: regions that it passed already."""
+
     model: str
     epoch: int
     table: str
+    hops: int = 0
 
 
 class PublishReply(Wire):

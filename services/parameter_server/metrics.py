@@ -15,6 +15,7 @@ from services.parameter_server.parking import Parking
 from services.parameter_server.replication.cluster import Cluster
 from services.parameter_server.steps import StepService
 from services.parameter_server.storage.durability import Durability
+from services.parameter_server.syncing.metrics import sync_metrics
 from services.parameter_server.syncing.service import Syncing
 from services.rpc.server import RpcServer
 
@@ -50,6 +51,7 @@ class ServerMetrics(Collector):
             self.host.newest_accepted_at_ms / 1_000,
         )
         yield from self.steps.collect()
+        yield from sync_metrics(self.syncing)
         yield from self._replication()
 
     def _replication(self) -> Iterator[Metric]:

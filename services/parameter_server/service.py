@@ -25,6 +25,7 @@ from services.parameter_server.steps import StepService
 from services.parameter_server.storage.durability import Durability
 from services.parameter_server.syncing.messages import SYNC
 from services.parameter_server.syncing.service import READS, SyncConfig, Syncing
+from services.parameter_server.syncing.status import STATUS, status
 from services.parameter_server.syncing.upstream import Links
 from services.rpc.server import BUSY, Call, RpcServer
 
@@ -79,7 +80,7 @@ class ParameterServer:
             lambda shards: cluster.pending(list(host.fences) if shards is None else shards),
             cluster.settled,
         )
-        self._syncing = Syncing(sync or SyncConfig(), host, fed, links, self._may_step, settle)
+        self._syncing = Syncing(sync or SyncConfig(), host, fed, self._pushed, links, self._may_step, settle)
         self._metrics = ServerMetrics(
             host, rpc, durability, self._parking, self._steps, cluster, self._pushed, self._syncing
         )
@@ -141,6 +142,8 @@ class ParameterServer:
             came_s = call.deadline_s - call.request.timeout_ms / 1_000
             self._syncing.note_read(self._unseen_s + self._monotonic() - came_s)
         try:
+            if self._syncing.forwarding.take(call, self._takes_no_pushes):
+                return
             if call.request.method == "changes":
                 self._poll(call)
             elif call.request.method == "checkpoint":
@@ -179,6 +182,8 @@ class ParameterServer:
             return self._cluster.copy(wire.unpack(call.request.body, wire.CopyRequest))
         if call.request.method == "describe":
             return self._describe(), ()
+        if call.request.method == STATUS:
+            return status(self._syncing), ()
         if call.request.method == "metrics":
             return wire.MetricsReply(exposition(self._metrics)), ()
         return handle(self._host, call.request)

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import re
+import shutil
+import time
 from pathlib import Path
 
+import numpy as np
+import pytest
 from support.parameters import SOURCE, SPECS
 from support.service_process import eventually
-from support.sync_regions import Region, gradients, running, same, seen
+from support.sync_regions import KEYS, LEASE_S, Region, Seen, gradients, running, same, seen
 
 from services.parameter_server import ModelUnknown, ParameterClient
+from services.parameter_server.types import ParametersRefused
 from services.settings.model import SyncSettings
+from services.wan.conditions import parse_conditions
+from services.wan.emulator import emulated
 from sync.pushes import Watermark
+from sync.spec import Initialiser, Optimiser, TableSpec
 
 
 class Trainer:
-    """Pushes recorded micro-batches, one after the other."""
+    """Pushes recorded micro-batches, one after the other, as often as needed."""
 
-    def __init__(self, client: ParameterClient) -> None:
-        self._client = client
+    def __init__(self, client: ParameterClient, keys: int = 40) -> None:
+        self._client, self._keys = client, keys
         self.offset = -1
+        self.lost = 0
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             found = self._client.applied("main", SOURCE)
-            offset = self.offset + 1
+            applied = min(one.applied for one in found.values())
+            self.lost = max(self.lost, self.offset - applied)
+            offset = applied + 1
             self._client.push(
                 "main",
                 SOURCE,
@@ -32,7 +43,7 @@ class Trainer:
                 {shard: min(one.applied, offset - 1) for shard, one in found.items()},
                 1_000 + offset,
                 Watermark("events", 0, offset, 1_000 + offset),
-                gradients(offset),
+                gradients(offset, self._keys),
             )
             self.offset = offset
 
@@ -40,10 +51,19 @@ class Trainer:
 def counted(client: ParameterClient, pattern: str) -> float:
     """The sum over a region's servers of the metrics that fit ``pattern``."""
     told = "\n".join(client.metrics().values())
-    return sum(float(found) for found in re.findall(rf"^{pattern} (\S+)$", told, re.MULTILINE))
+    found: list[str] = re.findall(rf"^{pattern} (\S+)$", told, re.MULTILINE)
+    assert found, pattern
+    return sum(float(one) for one in found)
 
 
-def eventually_declared(client: ParameterClient) -> None:
+def found_by(client: ParameterClient, how: str) -> float:
+    """Exchanges of a region's sources whose rows were found so."""
+    return counted(client, rf'headwater_sync_exchanges_total\{{how="{how}"\}}')
+
+
+def declared(client: ParameterClient) -> None:
+    """Wait until the region knows the model."""
+
     def known() -> bool:
         try:
             seen(client)
@@ -54,15 +74,183 @@ def eventually_declared(client: ParameterClient) -> None:
     eventually(known)
 
 
+def following(home: Region, folder: Path, name: str = "eu", number: int = 1, **more: int | str) -> Region:
+    """A region that follows ``home``."""
+    sync = SyncSettings(upstreams=tuple(home.addresses.values()))
+    return Region(folder, name, number, sync, **more)  # type: ignore[arg-type]
+
+
 def test_what_is_pushed_at_home_is_served_in_another_region_bit_for_bit(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0)
-    region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=tuple(home.addresses.values())))
-    with running(home, region), home.client() as trainer_client, region.client() as reader:
-        trainer_client.declare("main", SPECS, "fp-1")
-        trainer = Trainer(trainer_client)
+    region = following(home, tmp_path)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home)
         trainer.step(20)
-        eventually_declared(reader)
-        same(trainer_client, reader)
+        declared(reader)
+        same(at_home, reader)
         for _ in range(10):
             trainer.step()
-            assert same(trainer_client, reader) < 2.0
+            assert same(at_home, reader) < 2.0
+        # Dense weights are published every half second, and served under the number that they have at home.
+        eventually(lambda: at_home.dense("main").generation >= 2)
+        same(at_home, reader)
+        assert reader.dense("main", published=False).values.tobytes() == reader.dense("main").values.tobytes()
+        with pytest.raises(ParametersRefused):
+            ParameterClient.publish(reader, "main", "items")
+        assert found_by(at_home, "scan") == 0
+
+
+def test_rows_that_expire_at_home_are_gone_in_the_region(tmp_path: Path) -> None:
+    expiring = TableSpec("items", 4, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad", 0.1), expiry_s=2)
+    home = Region(tmp_path, "home", 0)
+    region = following(home, tmp_path)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", (expiring, SPECS[1]), "fp-1")
+        untouched = at_home.pull("main", {"items": KEYS}).rows["items"].tobytes()
+        trainer = Trainer(at_home)
+        trainer.step(3)
+        declared(reader)
+        eventually(lambda: reader.pull("main", {"items": KEYS}).rows["items"].tobytes() != untouched)
+        eventually(lambda: reader.pull("main", {"items": KEYS}).rows["items"].tobytes() == untouched)
+        same(at_home, reader)
+        # And they come back.
+        trainer.step()
+        assert at_home.pull("main", {"items": KEYS}).rows["items"].tobytes() != untouched
+        eventually(lambda: reader.pull("main", {"items": KEYS}).rows["items"].tobytes() != untouched)
+
+
+def test_a_killed_leader_at_home_or_in_the_region_holds_nothing_up_for_longer_than_a_lease(
+    tmp_path: Path,
+) -> None:
+    home = Region(tmp_path, "home", 0, servers=2, replicas=2)
+    region = following(home, tmp_path, servers=2, replicas=2)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home)
+        trainer.step(10)
+        declared(reader)
+        same(at_home, reader)
+        for of, client in ((region, reader), (home, at_home)):
+            time.sleep(1.0)
+            victim = of.place(0).leader
+            of.servers[victim].kill()
+            killed_s = time.monotonic()
+            trainer.step(3)
+            same(at_home, reader)
+            took_s = time.monotonic() - killed_s
+            print(f"{of.name}: goes on after {took_s:.2f} s")
+            assert took_s < LEASE_S + 1.0 + 1.0
+            of.servers[victim].start()
+            of.ready()
+            trainer.step(5)
+            same(at_home, reader)
+            assert client.shards == 2
+        assert trainer.lost == 0
+
+
+def test_a_link_that_breaks_or_goes_silent_costs_only_its_time(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    (address,) = home.addresses.values()
+    with emulated(address, parse_conditions("delay=20ms,jitter=5ms,rate=50mbit")) as link:
+        region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=(link.address,)))
+        with running(home, region), home.client() as at_home, region.client() as reader:
+            at_home.declare("main", SPECS, "fp-1")
+            trainer = Trainer(at_home)
+            trainer.step(5)
+            declared(reader)
+            same(at_home, reader)
+            for _ in range(3):
+                link.reset()
+                trainer.step(2)
+                same(at_home, reader)
+            link.partition()
+            trainer.step(10)
+            stale = seen(reader)
+            assert stale != seen(at_home)
+            time.sleep(3.0)
+            assert seen(reader) == stale
+            link.heal()
+            took_s = same(at_home, reader)
+            print(f"caught up {took_s:.2f} s after the partition")
+            assert found_by(at_home, "scan") == 0
+
+
+def test_a_region_that_restarts_catches_up_by_what_it_knows(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    region = following(home, tmp_path)
+    with running(home, region), home.client() as at_home:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home, keys=150)
+        trainer.step(20)
+        with region.client() as reader:
+            declared(reader)
+            same(at_home, reader)
+        before: Seen = seen(at_home)
+        (server,) = region.servers.values()
+        server.kill()
+        few = Trainer(at_home, keys=3)
+        few.offset = trainer.offset
+        few.step(2)
+        told = counted(at_home, "headwater_sync_fed_rows_total")
+        server.start()
+        region.ready()
+        with region.client() as reader:
+            same(at_home, reader)
+        assert seen(at_home) != before
+        # Only what changed, found without a look at all rows.
+        assert 1 <= counted(at_home, "headwater_sync_fed_rows_total") - told <= 12
+        assert found_by(at_home, "scan") == 0
+        # From an empty folder it gets everything, while pushes go on.
+        server.kill()
+        shutil.rmtree(region.folder)
+        region.folder.mkdir()
+        (region.folder / "run").mkdir()
+        region.follow(tuple(home.addresses.values()))
+        region.start()
+        trainer.offset = few.offset
+        trainer.step(10)
+        region.ready()
+        with region.client() as reader:
+            declared(reader)
+            trainer.step(10)
+            same(at_home, reader)
+
+
+def test_two_regions_that_write_different_shards_follow_each_other(tmp_path: Path) -> None:
+    one = Region(tmp_path, "one", 1, SyncSettings(writes="0"))
+    other = Region(tmp_path, "two", 2, SyncSettings(writes="1"))
+    one.follow(tuple(other.addresses.values()))
+    other.follow(tuple(one.addresses.values()))
+    with running(one, other), one.client() as here, other.client() as there:
+        here.declare("main", SPECS, "fp-1")
+        declared(there)
+        # Every push has a part on both shards; what belongs to the other region is forwarded there.
+        trainer = Trainer(here)
+        trainer.step(10)
+        same(here, there)
+        second = Trainer(there)
+        second.offset = trainer.offset
+        second.step(10)
+        same(here, there)
+        assert trainer.lost == second.lost == 0
+        applied = {shard: found.applied for shard, found in here.applied("main", SOURCE).items()}
+        assert applied == {0: second.offset, 1: second.offset}
+        assert {shard: found.applied for shard, found in there.applied("main", SOURCE).items()} == applied
+
+
+def test_a_push_in_a_region_that_writes_nothing_goes_home(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0, servers=2)
+    region = following(home, tmp_path)
+    third = Region(tmp_path, "asia", 2, SyncSettings(upstreams=tuple(region.addresses.values())))
+    with running(home, region, third), home.client() as at_home, third.client() as far:
+        at_home.declare("main", SPECS, "fp-1")
+        declared(far)
+        # By way of the region in between, to both servers at home.
+        trainer = Trainer(far)
+        trainer.step(5)
+        same(at_home, far)
+        assert trainer.offset == 4
+        assert {found.applied for found in at_home.applied("main", SOURCE).values()} == {4}
+        undisturbed = np.frombuffer(seen(at_home)[0], np.float32)
+        assert np.isfinite(undisturbed).all()

@@ -17,6 +17,7 @@ from services.parameter_server.declarations import Declaration
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.brake import Brake
 from services.parameter_server.syncing.clocks import Verdict, judge
+from services.parameter_server.syncing.forwarding import Forwarding
 from services.parameter_server.syncing.messages import SYNC, SyncRequest
 from services.parameter_server.syncing.rates import Rate
 from services.parameter_server.syncing.source import Source
@@ -67,14 +68,16 @@ class SystemClock:
 
 
 class Syncing:
-    """``allowed``: whether a shard that is led here may take steps of its own now. ``settle``: writes a model that
-    another region declared to this region's store."""
+    """``fed`` and ``pushed`` answer pulls of other regions and forwarded pushes, once what they tell of is acknowledged
+    in this region. ``allowed``: whether a shard that is led here may take steps of its own now. ``settle``: writes a
+    model that another region declared to this region's store."""
 
     def __init__(
         self,
         config: SyncConfig,
         host: Host,
-        answers: Acknowledging,
+        fed: Acknowledging,
+        pushed: Acknowledging,
         links: Links,
         allowed: Callable[[int], bool],
         settle: Callable[[Declaration], None],
@@ -84,12 +87,20 @@ class Syncing:
         self.config, self.brake = config, Brake()
         self.clock_verdict = Verdict()
         self.models_learned_total = 0
-        self._host, self._allowed, self._settle = host, allowed, settle
+        self.host, self._allowed, self._settle = host, allowed, settle
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
-        self.source = Source(host, answers, self._clock, config.region, config.member_timeout_s)
+        self.source = Source(host, fed, self._clock, config.region, config.member_timeout_s)
         self.upkeep = Upkeep(host, self.source.feeds, allowed, config.member_timeout_s, self._clock.monotonic)
         self.upstreams = [self._upstream(address, links) for address in config.upstreams]
+        self.forwarding = Forwarding(
+            host,
+            self.upstreams,
+            lambda call, body, shards: pushed.answer(call, body, (), shards),
+            pushed,
+            self._clock.monotonic,
+        )
+        host.owner_of = self.forwarding.owner_of
         self.rates = {upstream.address: (Rate(), Rate()) for upstream in self.upstreams}
         """By upstream, of bytes and of rows."""
         self._next_clocks_s = 0.0
@@ -102,9 +113,9 @@ class Syncing:
             max_window=max(16, config.window),
         )  # fmt: skip
         template = SyncRequest(
-            puller=f"{config.region}/{self._host.config.name}/{address}",
+            puller=f"{config.region}/{self.host.config.name}/{address}",
             region=config.region,
-            shards=self._host.config.shards,
+            shards=self.host.config.shards,
             stream=0,
             number=0,
             budget=0,
@@ -119,18 +130,18 @@ class Syncing:
         def make(shards: Callable[[], Mapping[ShardName, Replica]]) -> Puller:
             return Puller(
                 shards,
-                Pace(pace, lambda: self.brake.level(self._clock.monotonic())),
+                Pace(pace, lambda: self.brake_level),
                 # Larger than those of all processes of this name before, also where coordination was begun anew.
                 self._clock.physical_us() // 1_000,
                 self._rng,
                 self._held,
             )
 
-        return Upstream(address, links, make, self._followed, template, self, self._clock)
+        return Upstream(address, links, make, self.followed, template, self, self._clock)
 
-    def _followed(self) -> Mapping[ShardName, Replica]:
+    def followed(self) -> Mapping[ShardName, Replica]:
         """The shards that are led here and written elsewhere."""
-        host = self._host
+        host = self.host
         return {
             (name, shard): held.shard
             for name, model in host.models.items()
@@ -138,19 +149,29 @@ class Syncing:
             if held.whole and not host.writes(shard)
         }
 
+    @property
+    def now_s(self) -> float:
+        """The monotonic clock that everything here is timed by."""
+        return self._clock.monotonic()
+
+    @property
+    def brake_level(self) -> float:
+        """Which part of the links' rate is left to readers now."""
+        return self.brake.level(self.now_s)
+
     def _held(self, name: ShardName) -> Knowledge:
         """What this server, and everybody who pulls from it, holds of a shard."""
-        replica = self._followed()[name]
+        replica = self.followed()[name]
         return self.source.feeds.held_by_all(name, replica.knowledge, self._clock.monotonic())
 
     def digests(self) -> dict[str, str]:
         """By model, the digest of its declaration."""
-        return {name: model.digest for name, model in self._host.models.items()}
+        return {name: model.digest for name, model in self.host.models.items()}
 
     def learn(self, declaration: Declaration) -> None:
         """Another region declares a model so. Raises ModelMismatch, ParametersRefused."""
-        known = declaration.model in self._host.models
-        self._host.declare(declaration)
+        known = declaration.model in self.host.models
+        self.host.declare(declaration)
         if not known:
             self.models_learned_total += 1
             _log.info("model %s was declared in another region", declaration.model)
@@ -192,7 +213,7 @@ class Syncing:
         return merged
 
     def _may_merge(self) -> bool:
-        return all(self._allowed(shard) for shard in self._host.fences if not self._host.writes(shard))
+        return all(self._allowed(shard) for shard in self.host.fences if not self.host.writes(shard))
 
     def next_s(self, at_most_s: float) -> float:
         """Seconds until there is something to do although nothing comes in, but not more than ``at_most_s``."""
@@ -208,7 +229,7 @@ class Syncing:
         if not verdict.certain or verdict.ahead_s is None:
             return ""
         return (
-            f"the clock of {self._host.config.name} is {verdict.ahead_s:+.1f} s off those of other regions, more than "
+            f"the clock of {self.host.config.name} is {verdict.ahead_s:+.1f} s off those of other regions, more than "
             f"sync.max_clock_skew = {self.config.max_clock_skew_s:g} s; set it right"
         )
 
