@@ -23,6 +23,8 @@ WAIT_S: Final = 1.0
 """How long a pull waits at the source when nothing changes; a source that is silent for longer is gone."""
 REPORT_S: Final = 5.0
 """How often the source is told what is held here."""
+CHANGES: Final = 8
+"""Pulls beyond the window that say which shards are wanted from now on: they cannot wait for an answer."""
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 5.0
 
@@ -66,6 +68,8 @@ class _Shard:
     round: int
     named: dict[str, list[Keys]] | None = None
     """While a full replacement comes: every key that it named so far, by table."""
+    heard: bool = False
+    """Whether the source is known to feed this round."""
     stale: bool = False
     """A piece of this round was not taken: nothing behind it may be, and the shard is wanted anew."""
 
@@ -120,7 +124,7 @@ class Puller:
         changed = bool(new or unwanted)
         # A new stream shows first that it is heard; its further pulls could otherwise arrive before it.
         window = self.pace.window if self._taken else 1
-        window += 1 if changed and self._taken else 0
+        window += CHANGES if changed and self._taken else 0
         if len(self._open) >= window or not (self.pace.may_ask(now_s) or changed):
             return None
         self._asked += 1
@@ -193,10 +197,13 @@ class Puller:
     def _note_standings(self, batch: Batch, now_s: float) -> None:
         for name, standing in self._standings.items():
             having = self._having.get(name)
+            if having is None or having.stale:
+                standing.served = False
+                continue
             # A batch that answers the pull of a want, or a later one, would tell how far the source is ahead.
-            heard = having is not None and not having.stale and having.round <= batch.number
-            standing.served = heard and name in batch.serves
-            if standing.served and not standing.left:
+            having.heard = having.heard or having.round <= batch.number
+            standing.served = name in batch.serves
+            if standing.served and having.heard and not standing.left:
                 standing.level_s = now_s
 
     def _rest(self, name: ShardName, error: Exception, now_s: float) -> None:
@@ -228,7 +235,8 @@ class Puller:
             if piece.token is not None:
                 whole = {table: np.concatenate(parts) for table, parts in having.named.items()}
         delta = having.replica.merge(piece.update, whole)
-        self._standings[piece.shard].left = piece.left
+        having.heard = True
+        self._standings.setdefault(piece.shard, Standing()).left = piece.left
         if piece.token is not None:
             having.named = None
             self._tokens[piece.shard] = having.replica, piece.token
