@@ -191,7 +191,9 @@ class Hybrid:
         if record is not None and DENSE in learned.parts:
             own = learned.parts[DENSE][1]
         total = round_.sums.sum(own.reshape(-1), still).reshape(own.shape)
-        shared = {DENSE: (self._replica.keys, total)} if round_.seat.rank == 0 else {}
+        # Where nobody learned anything (probes alone), decay and momentum must not move the weights either.
+        learned_any = bool(total.any())
+        shared = {DENSE: (self._replica.keys, total)} if round_.seat.rank == 0 and learned_any else {}
         push = None
         if record is not None:
             push = self._push(round_, record, learned, on_dense_shard=True)
@@ -206,7 +208,7 @@ class Hybrid:
         if refused:
             self._metrics.refused.inc()
             log.error("the step of %s was refused: %s", record and place(record), refused[0].reason)
-        else:
+        elif learned_any:
             self._replica.apply(total)
         if self._replica.digest != found.digest:
             self._reload(round_)

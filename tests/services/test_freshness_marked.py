@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.batches import SCHEMA, SMALL, micro_batch
 from support.local_parameters import LocalParameters
+from support.modes import MODES, Mode, parameter_servers, recorded, train, weights
 from support.processing import LOG, NOW, World, records_of
 
 from models.parameters import DENSE
@@ -17,8 +19,12 @@ from services.events import Event, Impression, Interaction, ItemEvent, Probe
 from services.freshness.stamps import Stamp
 from services.messagelog.contract import Record
 from services.processor.transform import watermark_key
+from services.settings.model import ModelSettings
+from services.tables import table_specs
+from services.trainer.learner import Learner
 from services.trainer.metrics import TrainerMetrics
 from services.trainer.trainer import Trainer
+from sync.spec import Optimiser
 
 MODEL = RecommenderModel(SCHEMA, SMALL)
 ITEMS: list[Event] = [ItemEvent(f"i{n}", {"categories": ["c"]}, event_id=f"item-{n}") for n in range(12)]
@@ -164,3 +170,31 @@ def test_stamps_name_the_events_position_that_was_trained_and_applied() -> None:
     found = [(s.stage, s.log, s.partition, s.offset) for s in stamps.stamps]
     assert found == [("trained", "log-1", 2, 41), ("applied", "log-1", 2, 41)]
     assert stamps.stamps[0].at_ms <= stamps.stamps[1].at_ms
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_every_mode_probes_alone_move_nothing_and_are_applied(
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Momentum and decay would move weights by a gradient of 0, were it pushed."""
+    stages: list[str] = []
+    monkeypatch.setattr(Learner, "_stamp", lambda self, stage, learned: stages.append(stage))
+    specs = tuple(
+        replace(spec, optimiser=Optimiser("adam", 0.01), l2=0.1)
+        for spec in table_specs(MODEL.needs, ModelSettings())
+    )
+    likes = [micro_batch(n) for n in (1, 2, 3)]
+    probes = [probes_of(micro_batch(n), list(range(6))) for n in (4, 5)]
+
+    def left_by(folder: Path, batches: list[MicroBatch]) -> tuple[dict[str, bytes], list[int]]:
+        with parameter_servers(folder, specs) as (settings, client):
+            train(settings, MODEL, specs, mode, [{0: recorded([batches])[0]}])
+            values = weights(client, MODEL, [*likes, *probes])
+            rows = [table.rows for of in client.describe() for table in of.models["main"]]
+        return {name: array.tobytes() for name, array in values.items()}, rows
+
+    without = left_by(tmp_path / "without", likes)
+    assert stages == []
+    with_probes = left_by(tmp_path / "with", [likes[0], probes[0], *likes[1:], probes[1]])
+    assert with_probes == without
+    assert stages == ["trained", "applied"] * 2
