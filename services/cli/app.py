@@ -9,7 +9,20 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli import config, data, events, freshness, keys, learn, link, model, recommend, service, stack
+from services.cli import (
+    config,
+    data,
+    events,
+    freshness,
+    keys,
+    learn,
+    link,
+    model,
+    recommend,
+    service,
+    stack,
+    sync,
+)
 from services.cli.context import Format, Options, hoist
 from services.cli.exits import HELP, Exit
 from services.cli.failures import code_of, tell
@@ -69,6 +82,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(link.app, name="link")
 app.add_typer(model.app, name="model")
 app.add_typer(service.app, name="service")
+app.add_typer(sync.app, name="sync")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -131,7 +131,7 @@ def status(syncing: Syncing) -> StatusReply:
             )
             for one in source.peers.values()
         ],
-        {how: total for how, total in counts.found.items()},
+        {how: counts.found[how] for how in counts.found},
         counts.rows_total,
         source.counts.bytes_total,
         counts.replacements_total,

@@ -1,0 +1,82 @@
+"""``headwater sync status`` of real servers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.parameters import SPECS
+from support.service_process import eventually
+from support.sync_regions import Region, gradients, running, same
+from support.wan import free_port
+
+from services.cli.app import main
+from services.cli.exits import Exit
+from services.parameter_server import ModelUnknown, ParameterClient
+from services.settings.model import SyncSettings
+from sync.pushes import Source
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and error of ``headwater sync status``."""
+    with pytest.raises(SystemExit) as ended:
+        main(["sync", "status", *arguments])
+    output = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), output.out, output.err
+
+
+def served(client: ParameterClient) -> bool:
+    try:
+        client.pull("main", {})
+    except ModelUnknown:
+        return False
+    return True
+
+
+def test_each_upstream_is_shown_with_how_far_behind_it_leaves_the_region(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Region(tmp_path, "home", 0)
+    gone = f"127.0.0.1:{free_port()}"
+    region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=(*home.addresses.values(), gone)))
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        at_home.push("main", Source("log", 0), 0, {0: -1, 1: -1}, 0, None, gradients(0))
+        eventually(lambda: served(reader))
+        same(at_home, reader)
+        faults = re.escape(f'headwater_sync_upstream_faults_total{{upstream="{gone}"}}') + r" (\S+)"
+        eventually(lambda: re.findall(faults, next(iter(reader.metrics().values()))) > ["0.0"])
+        code, output, _ = told(capsys, "--format", "json", "--set", f"data.dir={region.folder}")
+        assert code == Exit.OK
+        (shown,) = json.loads(output)["regions"]
+        (server,) = shown["servers"]
+        assert server["region"] == "eu"
+        assert server["written"] == []
+        first, second = server["upstreams"]
+        assert (first["region"], first["wanted"], first["served"], first["unlike"]) == ("home", 2, 2, [])
+        assert 0.0 <= first["behind_s"] < 5.0
+        assert first["rows_total"] >= 30
+        assert first["bytes_total"] > 1_000
+        assert abs(first["clock_ahead_s"]) < 1.0
+        assert (second["address"], second["served"], second["behind_s"]) == (gone, 0, None)
+        assert second["last_fault"]
+        assert {shard["upstream"] for shard in server["followed"]} == {first["address"]}
+        code, output, _ = told(capsys, "--format", "json", "--set", f"data.dir={home.folder}")
+        (server,) = json.loads(output)["regions"][0]["servers"]
+        assert server["written"] == [0, 1]
+        assert [one["region"] for one in server["pullers"]] == ["eu"]
+        assert server["found"]["cache"] + server["found"]["token"] >= 1
+        code, output, errors = told(capsys, "--set", f"data.dir={region.folder}")
+        assert code == Exit.OK
+        assert "2 of 2" in output
+        assert f"nothing comes from {gone}" in errors
+
+
+def test_where_nothing_runs_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = told(capsys, "--set", f"data.dir={tmp_path / 'none'}")
+    assert code == Exit.NOT_RUNNING
+    assert output == ""
+    assert "nothing runs" in errors
