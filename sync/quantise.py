@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.errors import RecordDamaged
+from sync.kernel import f32, inp, kernel, out, u8, void
 
 Precision = Literal["float32", "float16", "int8"]
 Values = npt.NDArray[np.float32]
@@ -20,7 +21,6 @@ Array = npt.NDArray[np.generic]
 
 PARTS: Final[dict[Precision, int]] = {"float32": 1, "float16": 1, "int8": 2}
 """How many arrays values take."""
-_LEVELS: Final = 255
 _LARGEST_HALF: Final = np.float32(65_504.0)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
@@ -38,16 +38,10 @@ def quantise(values: Values, precision: Precision) -> tuple[Array, ...]:
     if precision == "float16":
         halves = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
         return (halves.view(np.uint16),)
-    if not values.size:
-        return np.zeros(values.shape, np.uint8), np.zeros((len(values), 2), np.float32)
-    least = values.min(axis=1)
-    # The span of a row may be twice the largest float32.
-    spans = values.max(axis=1).astype(np.float64) - least
-    scales = (spans / _LEVELS).astype(np.float32)
-    steps = np.where(scales > 0.0, scales, np.float32(1.0)).astype(np.float64)
-    codes = (values.astype(np.float64) - least[:, None].astype(np.float64)) / steps[:, None]
-    codes = np.clip(np.rint(codes), 0, _LEVELS).astype(np.uint8)
-    return codes, np.stack([least, scales], axis=1)
+    codes, rows = np.zeros(values.shape, np.uint8), np.zeros((len(values), 2), np.float32)
+    if values.size:
+        _to_codes(np.ascontiguousarray(values), codes, rows)
+    return codes, rows
 
 
 def restore(arrays: Sequence[Array], precision: Precision, shape: tuple[int, int]) -> Values:
@@ -67,9 +61,37 @@ def restore(arrays: Sequence[Array], precision: Precision, shape: tuple[int, int
     if precision == "float16":
         halves: npt.NDArray[np.float16] = np.ascontiguousarray(arrays[0]).view(np.float16)
         return halves.astype(np.float32)
-    codes, rows = arrays[0].astype(np.float64), arrays[1].astype(np.float64)
+    codes, rows = arrays[0].view(np.uint8), arrays[1].view(np.float32)
     if not np.isfinite(rows).all():
         raise RecordDamaged("offset or scale of a row is not finite")
-    found = rows[:, :1] + rows[:, 1:] * codes
-    restored: Values = np.clip(found, -_LARGEST, _LARGEST).astype(np.float32)
+    restored = np.empty(shape, np.float32)
+    _from_codes(np.ascontiguousarray(codes), np.ascontiguousarray(rows), restored)
     return restored
+
+
+@kernel(void(inp(f32, 2), out(u8, 2), out(f32, 2)))
+def _to_codes(values: Values, codes: npt.NDArray[np.uint8], rows: Values) -> None:
+    for i in range(values.shape[0]):
+        least = values[i, 0]
+        largest = values[i, 0]
+        for c in range(1, values.shape[1]):
+            least = min(least, values[i, c])
+            largest = max(largest, values[i, c])
+        # In float64, as the span of a row may be twice the largest float32.
+        scale = np.float32((np.float64(largest) - np.float64(least)) / 255.0)
+        rows[i, 0] = least
+        rows[i, 1] = scale
+        if scale > 0.0:
+            for c in range(values.shape[1]):
+                code = np.rint((np.float64(values[i, c]) - np.float64(least)) / np.float64(scale))
+                codes[i, c] = np.uint8(min(max(code, 0.0), 255.0))
+
+
+@kernel(void(inp(u8, 2), inp(f32, 2), out(f32, 2)))
+def _from_codes(codes: npt.NDArray[np.uint8], rows: Values, values: Values) -> None:
+    for i in range(codes.shape[0]):
+        least = np.float64(rows[i, 0])
+        scale = np.float64(rows[i, 1])
+        for c in range(codes.shape[1]):
+            found = least + scale * np.float64(codes[i, c])
+            values[i, c] = np.float32(min(max(found, -_LARGEST), _LARGEST))
