@@ -2,12 +2,14 @@
 
 A pull that asks for little has its answer soon and pays the delay often; one that asks for much holds up what is
 urgent. So a batch has about as many bytes as the link carries in ``target_s``, and as many pulls are open as fill
-the link meanwhile. The rate is the largest of the last few seconds at which a full batch came in, the delay the least
-of half a minute (as in Cardwell et al., "BBR", 2016).
+the link meanwhile. The rate is the largest of the last few seconds at which bytes came in between a pull and its
+answer, the delay the least of half a minute (as in Cardwell et al., "BBR", 2016). Where bytes are limited, a pull pays
+for all that it allows when it goes, and is given back what was not sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,14 +41,15 @@ class Pace:
     """What one link can do. ``brake``: in [0, 1], how much of it is to be left to others at the moment."""
 
     __slots__ = (
-        "_config", "_delays", "_last_s", "_not_before_s", "_rates", "brake", "bytes_total", "rate", "round_trip_s",
+        "_arrived", "_config", "_delays", "_not_before_s", "_rates", "brake", "bytes_total", "rate", "round_trip_s",
     )  # fmt: skip
 
     def __init__(self, config: PaceConfig, brake: Callable[[], float] = lambda: 0.0) -> None:
         self._config, self.brake = config, brake
         self._rates: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
         self._delays: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
-        self._last_s = 0.0
+        self._arrived: deque[tuple[float, int]] = deque([(-math.inf, 0)], maxlen=_MAX_SAMPLES)
+        """When bytes came, and how many had by then."""
         self._not_before_s = 0.0
         self.bytes_total = 0
         self.rate = 0.0
@@ -81,32 +84,45 @@ class Pace:
         """From when on the next pull may go."""
         return self._not_before_s
 
-    def note(self, nbytes: int, asked: int, sent_s: float, parked_s: float, now_s: float) -> None:
-        """A batch of ``nbytes`` came, for a pull of ``sent_s`` that allowed ``asked``."""
+    def pay(self, nbytes: int, now_s: float) -> float:
+        """A pull goes that allows ``nbytes``. Returns how long these are to last, seconds: the price."""
+        price_s = self._price_s(nbytes)
+        self._not_before_s = max(self._not_before_s, now_s - self._config.target_s) + price_s
+        return price_s
+
+    def refund(self, price_s: float) -> None:
+        """What was paid for is not coming."""
+        self._not_before_s -= price_s
+
+    def note(
+        self, nbytes: int, asked: int, sent_s: float, parked_s: float, now_s: float, price_s: float = 0.0
+    ) -> None:
+        """A batch of ``nbytes`` came, for a pull of ``sent_s`` that allowed ``asked`` at a price."""
         self.bytes_total += nbytes
-        config = self._config
-        # A batch that was full came as fast as the link lets it, or right behind the one before.
-        apart_s = now_s - max(self._last_s, sent_s)
-        if nbytes * 2 >= asked and apart_s > 0.0:
-            self._rates.append((now_s, nbytes / apart_s))
-        self._last_s = now_s
-        self._delays.append((now_s, max(now_s - sent_s - parked_s, 0.0)))
+        self._arrived.append((now_s, self.bytes_total))
+        # Who gets all that was asked for sees what the link carries; others see what there was to tell. Several batches
+        # together, since a network may hold some up and then deliver them at one moment.
+        answered_s = sent_s + parked_s
+        if nbytes * 2 >= asked and now_s > answered_s:
+            before = next((total for at, total in reversed(self._arrived) if at <= answered_s), 0)
+            self._rates.append((now_s, (self.bytes_total - before) / (now_s - answered_s)))
+        self._delays.append((now_s, max(now_s - answered_s, 0.0)))
         while self._rates and self._rates[0][0] < now_s - _RATE_MEMORY_S:
             self._rates.popleft()
         while self._delays and self._delays[0][0] < now_s - _DELAY_MEMORY_S:
             self._delays.popleft()
         self.rate = max((rate for _, rate in self._rates), default=0.0)
         self.round_trip_s = min(delay for _, delay in self._delays)
-        self._not_before_s = max(self._not_before_s, now_s - config.target_s) + self._pause_s(nbytes)
+        # What is small is free: it is what a link without news costs.
+        used = nbytes if nbytes >= _UNIT else 0
+        self.refund(price_s * (1.0 - used / max(asked, 1)))
 
-    def _pause_s(self, nbytes: int) -> float:
-        """How long the bytes are to last: at the allowed rate, and of what the brake leaves of it."""
+    def _price_s(self, nbytes: int) -> float:
+        """How long ``nbytes`` are to last: at the allowed rate, and of what the brake leaves of it."""
         config = self._config
-        if nbytes < _UNIT:
-            return 0.0
         brake = min(max(self.brake(), 0.0), 0.98)
-        allowed = config.max_bandwidth
+        allowed = float(config.max_bandwidth)
         if brake > 0.0:
             usual = self.rate or nbytes / config.target_s
-            allowed = int((1.0 - brake) * min(allowed or usual, usual))
-        return nbytes / max(allowed, 1) if allowed else 0.0
+            allowed = (1.0 - brake) * min(allowed or usual, usual)
+        return nbytes / max(allowed, 1.0) if allowed else 0.0

@@ -103,7 +103,8 @@ class Puller:
         """Until when shards are not wanted, as a piece of theirs could not be taken."""
         self._stream = first_stream
         self._asked = self._taken = 0
-        self._open: dict[int, tuple[float, int]] = {}
+        self._open: dict[int, tuple[float, int, float]] = {}
+        """By number: when a pull went, the bytes that it allows, and their price."""
         self._early: dict[int, Batch] = {}
         self._retry_s = FIRST_RETRY_S
         self._not_before_s = 0.0
@@ -129,7 +130,7 @@ class Puller:
             return None
         self._asked += 1
         budget = self.pace.budget
-        self._open[self._asked] = now_s, budget
+        self._open[self._asked] = now_s, budget, self.pace.pay(budget, now_s)
         for name in unwanted:
             del self._having[name]
         wants = tuple(self._want(name, replica) for name, replica in new.items())
@@ -173,8 +174,8 @@ class Puller:
         It changes nothing if it is not of this stream or was taken before."""
         if batch.stream != self._stream or batch.number not in self._open or batch.number in self._early:
             return Taken()
-        sent_s, asked = self._open[batch.number]
-        self.pace.note(nbytes, asked, sent_s, batch.parked_s, now_s)
+        sent_s, asked, price_s = self._open[batch.number]
+        self.pace.note(nbytes, asked, sent_s, batch.parked_s, now_s, price_s)
         self._note_clock(batch, now_s - sent_s - batch.parked_s, clock_us)
         if batch.ended:
             return self.failed(now_s, "the source does not know the stream")
@@ -257,6 +258,7 @@ class Puller:
         self._not_before_s = now_s + self._retry_s * self._rng.uniform(0.5, 1.0)
         self._stream += 1
         self._asked = self._taken = 0
+        self.pace.refund(sum(price_s for n, (_, _, price_s) in self._open.items() if n not in self._early))
         self._open.clear()
         self._early.clear()
         self._having.clear()

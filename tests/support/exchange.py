@@ -128,6 +128,18 @@ class Wire:
     free_s: float = 0.0
     last_s: float = 0.0
     carried: int = 0
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    """What is on its way: when it arrives, in which order, and what happens then."""
+    number: int = 0
+
+    def at(self, when_s: float, what: Callable[[], None]) -> None:
+        self.number += 1
+        heappush(self.events, (when_s, self.number, what))
+
+    def deliver(self, now_s: float) -> None:
+        """Let happen what is due."""
+        while self.events and self.events[0][0] <= now_s:
+            heappop(self.events)[2]()
 
     def arrival_s(self, nbytes: int, now_s: float) -> float:
         """When ``nbytes`` sent now have all come."""
@@ -143,13 +155,7 @@ def run(
     on_taken: Callable[[Batch], None] = lambda batch: None,
 ) -> None:  # fmt: skip
     """``pair`` over ``wire`` for some virtual seconds; ``each_step`` works on the shards, on time since the start."""
-    events: list[tuple[float, int, Callable[[], None]]] = []
-    number, start_s = 0, pair.now_s
-
-    def at(when_s: float, what: Callable[[], None]) -> None:
-        nonlocal number
-        number += 1
-        heappush(events, (when_s, number, what))
+    start_s = pair.now_s
 
     def heard(pull: Pull) -> None:
         assert pair.feeds.take(PULLER, pull, pair.now_s) is None
@@ -160,10 +166,9 @@ def run(
 
     while pair.now_s < start_s + seconds:
         each_step(pair.now_s - start_s)
-        while events and events[0][0] <= pair.now_s:
-            heappop(events)[2]()
+        wire.deliver(pair.now_s)
         while (pull := pair.puller.ask(pair.now_s)) is not None:
-            at(pair.now_s + wire.delay_s, lambda pull=pull: heard(pull))
+            wire.at(pair.now_s + wire.delay_s, lambda pull=pull: heard(pull))
         for batch in pair.answer():
-            at(wire.arrival_s(batch.nbytes, pair.now_s), lambda batch=batch: taken(batch))
+            wire.at(wire.arrival_s(batch.nbytes, pair.now_s), lambda batch=batch: taken(batch))
         pair.later(step_s)
