@@ -288,7 +288,8 @@ class _Frames:
     def take(self, code: str, shape: tuple[int, ...], is_large: bool) -> Array:
         """The next array. Raises RecordDamaged."""
         dtype = _DTYPES.get(code)
-        _require(dtype is not None and len(shape) <= 2 and min(shape, default=0) >= 0, "an array of no kind")
+        possible = len(shape) <= 2 and all(0 <= length < 2**31 for length in shape)
+        _require(dtype is not None and possible, "an array of no kind")
         assert dtype is not None
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if is_large:

@@ -1,0 +1,447 @@
+"""A server's part between regions, with a clock moved by hand: what is fed when, and what becomes of bad peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from support.parameters import DECLARATION, SOURCE
+from support.syncing import KEYS, Server, World
+
+from services.parameter_server.declarations import Declaration
+from services.parameter_server.messages import (
+    AppliedReply,
+    AppliedRequest,
+    Part,
+    PublishReply,
+    PublishRequest,
+    PushRequest,
+    PushResponse,
+    pack,
+    unpack,
+)
+from services.parameter_server.syncing.messages import OTHER_SHARDS, SyncReply, SyncRequest
+from services.parameter_server.syncing.service import SyncConfig
+from services.parameter_server.syncing.status import standing_of, status
+from services.rpc.codec import Failure, Reply, Request
+from services.rpc.server import BUSY
+from sync.placement import shard_of
+from sync.spec import Initialiser, Optimiser, TableSpec
+
+
+def two(
+    world: World, *, declaration: Declaration | None = DECLARATION, **config: object
+) -> tuple[Server, Server]:
+    """Home, and a region that follows it."""
+    home = world.server("home")
+    settings = replace(SyncConfig(region="eu", upstreams=("home",)), **config)  # type: ignore[arg-type]
+    return home, world.server("eu", 1, settings, written=frozenset(), declaration=declaration)
+
+
+def test_what_is_pushed_arrives_within_milliseconds() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    for offset in range(5):
+        home.push(offset)
+        world.run(0.02)
+        assert eu.rows() == home.rows()
+    (upstream,) = eu.syncing.upstreams
+    now = standing_of(eu.syncing, upstream)
+    assert (now.served, now.behind_changes, now.faults_total, upstream.region) == (2, 0, 0, "home")
+    assert now.behind_s is not None
+    assert now.behind_s < 0.05
+    # A source that has nothing new says so once a second, and nothing else passes.
+    asked = home.served
+    world.run(10.0)
+    assert 9 * eu.syncing.config.window <= home.served - asked <= 11 * (eu.syncing.config.window + 1)
+
+
+def test_no_step_leaves_before_this_regions_replicas_hold_it() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    before = eu.rows()
+    home.pending = {0: (1, 1), 1: (1, 1)}
+    home.push(0)
+    world.run(1.0)
+    assert eu.rows() == before
+    assert home.fed.waiting
+    # A shard that is acknowledged does not wait for another one.
+    home.pending = {}
+    world.run(0.1)
+    assert eu.rows() == home.rows()
+
+
+def test_a_model_declared_at_home_is_declared_in_the_region_and_written_down() -> None:
+    world = World()
+    home, eu = two(world, declaration=None)
+    home.push(0)
+    world.run(1.5)
+    assert eu.settled == [DECLARATION]
+    assert eu.rows() == home.rows()
+    later = Declaration("second", "fp-1", DECLARATION.tables)
+    home.host.declare(later)
+    world.run(1.5)
+    assert eu.settled == [DECLARATION, later]
+    assert eu.syncing.models_learned_total == 2
+
+
+def test_a_model_declared_otherwise_is_not_followed_and_holds_up_no_other() -> None:
+    world = World()
+    wider = TableSpec("items", 9, Initialiser.uniform(0.1), Optimiser("sgd", 0.1))
+    home, eu = two(world, declaration=Declaration("second", "fp-1", (wider,)))
+    home.host.declare(Declaration("second", "fp-1", DECLARATION.tables[:1]))
+    home.push(0)
+    world.run(3.0)
+    (upstream,) = eu.syncing.upstreams
+    assert upstream.unlike == {"second"}
+    assert eu.rows() == home.rows()
+    assert upstream.puller.counts.faults_total == 0
+    assert "declares it otherwise" in upstream.counts.last_fault
+    assert {name for name, _ in upstream.puller.standings} == {"main"}
+
+
+def test_regions_cut_into_other_numbers_of_shards_tell_each_other_nothing() -> None:
+    world = World()
+    home = world.server("home", shards=2)
+    eu = world.server("eu", 1, SyncConfig(region="eu", upstreams=("home",)), written=frozenset(), shards=4)
+    home.push(0)
+    world.run(2.0)
+    (upstream,) = eu.syncing.upstreams
+    assert OTHER_SHARDS in upstream.counts.last_fault
+    assert home.syncing.source.counts.refused_total >= 2
+    assert all(not held.shard.position for _, held in eu.host.all_held())
+
+
+def test_a_batch_that_is_not_well_formed_ends_the_stream_and_is_counted() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+
+    def spoil(answer: Reply | Failure) -> Reply | Failure:
+        assert isinstance(answer, Reply)
+        found = unpack(answer.body, SyncReply)
+        if not found.pieces:
+            return answer
+        found.pieces[0] = msgspec.structs.replace(found.pieces[0], header=b"nonsense")
+        return replace(answer, body=pack(found))
+
+    world.spoil = spoil
+    home.push(0)
+    world.run(1.0)
+    (upstream,) = eu.syncing.upstreams
+    assert upstream.counts.damaged_total >= 1
+    assert eu.rows() != home.rows()
+    world.spoil = lambda answer: answer
+    world.run(6.0)
+    assert eu.rows() == home.rows()
+
+
+def test_a_source_that_is_silent_is_connected_to_anew() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    home.alive = False
+    home.push(0)
+    world.run(8.0)
+    (upstream,) = eu.syncing.upstreams
+    assert 2 <= upstream.counts.expired_total <= 8
+    assert [link.closed for link in world.links] == [True] * upstream.counts.connections_total + [False]
+    home.alive = True
+    world.run(6.0)
+    assert eu.rows() == home.rows()
+
+
+def test_a_puller_that_is_gone_is_forgotten() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    assert [one.region for one in status(home.syncing).pullers] == ["eu"]
+    eu.alive = False
+    world.run(15.0)
+    assert status(home.syncing).pullers == []
+    assert home.syncing.source.feeds.pullers == ()
+    eu.alive = True
+    home.push(0)
+    world.run(8.0)
+    assert eu.rows() == home.rows()
+
+
+def test_batches_wait_while_no_step_may_be_taken() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    eu.allowed = False
+    home.push(0)
+    world.run(1.0)
+    assert eu.rows() != home.rows()
+    assert eu.syncing.upstreams[0].waiting >= 1
+    assert eu.syncing.next_s(1.0) > 0.0
+    eu.allowed = True
+    assert eu.syncing.next_s(1.0) == 0.0
+    world.run(0.05)
+    assert eu.rows() == home.rows()
+
+
+def test_readers_that_wait_slow_the_link_down() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    pace = eu.syncing.upstreams[0].puller.pace
+    assert pace.brake() == 0.0
+    for _ in range(20):
+        eu.syncing.note_read(0.1)
+    assert pace.brake() > 0.9
+    asked = home.served
+    for offset in range(100):
+        home.push(offset, 50)
+        world.run(0.01)
+    braked, asked = home.served - asked, home.served
+    assert eu.syncing.brake.slow_total == 20
+    world.run(10.0)
+    assert pace.brake() == 0.0
+    assert eu.rows() == home.rows()
+    for offset in range(100, 200):
+        home.push(offset, 50)
+        world.run(0.01)
+    assert home.served - asked > 2 * braked
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_wrong_clock_takes_no_pushes_where_it_is_certain_which_one_is_wrong(others: int) -> None:
+    world = World()
+    home = world.server("home")
+    for number in range(1, others + 1):
+        name = f"r{number}"
+        world.server(name, number, SyncConfig(region=name, upstreams=("home",)), written=frozenset())
+    home.clock.ahead_us = -3_600_000_000
+    world.run(5.0)
+    verdict = home.syncing.clock_verdict
+    assert verdict.off
+    assert verdict.ahead_s == pytest.approx(-3_600.0, abs=1.0)
+    assert bool(home.syncing.takes_no_pushes()) == (others >= 2)
+    for name in ("r1", "r2")[: others - 1]:
+        assert not world.servers[name].syncing.takes_no_pushes()
+    home.clock.ahead_us = 0
+    world.run(3.0)
+    assert not home.syncing.clock_verdict.off
+
+
+def test_a_version_from_too_far_in_the_future_is_refused() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    home.clock.ahead_us = 3_600_000_000
+    home.push(0)
+    world.run(1.0)
+    assert eu.rows() != home.rows()
+    assert standing_of(eu.syncing, eu.syncing.upstreams[0]).ahead_total >= 1
+    assert eu.syncing.upstreams[0].puller.clock_ahead_s == pytest.approx(3_600.0, abs=1.0)
+
+
+def test_the_puller_says_how_it_wants_to_be_fed() -> None:
+    world = World()
+    home = world.server("home")
+    exact = world.server(
+        "exact", 1, SyncConfig(region="exact", upstreams=("home",), optimiser_state=True),
+        written=frozenset(), optimiser_state=True,
+    )  # fmt: skip
+    rough = world.server(
+        "rough", 2, SyncConfig(region="rough", upstreams=("home",), precision="int8"), written=frozenset()
+    )
+    world.run(2.0)
+    home.push(0)
+    world.run(0.1)
+    assert exact.rows() == home.rows()
+    of = [server.host.models["main"].held[0].shard.table("items") for server in (home, exact, rough)]
+    pages = [table.page(0, 1_000)[0] for table in of]
+    assert [page.state.shape[1] for page in pages] == [1, 1, 0]
+    by_key = [dict(zip(page.keys.tolist(), page.state.tolist(), strict=True)) for page in pages[:2]]
+    assert by_key[0] == by_key[1]
+    values = [dict(zip(page.keys.tolist(), page.values, strict=True)) for page in pages]
+    far = max(float(np.abs(values[0][key] - values[2][key]).max()) for key in values[0])
+    span = max(float(np.ptp(row)) for row in values[0].values())
+    assert 0.0 < far <= span / 510 * 1.001
+    told = {one.region: one.bytes_total for one in home.syncing.source.peers.values()}
+    assert told["rough"] < told["exact"]
+
+
+def test_graves_are_forgotten_once_everybody_has_them() -> None:
+    world = World()
+    home, eu = two(world, member_timeout_s=60.0)
+    home.syncing.upkeep._due_s = world.clock.now_s + 60.0
+    world.run(2.0)
+    home.push(0)
+    shard = home.host.models["main"].held[0].shard
+    mine = KEYS[0::2][:20]
+    shard.delete("items", mine)
+    theirs = eu.host.models["main"].held[0].shard
+    world.run(1.0)
+    assert len(theirs.table("items").graves) == 20
+    # Not before they are old enough, and not while a region that counts does not say that it has them.
+    world.run(40.0, 0.05)
+    assert len(shard.table("items").graves) == 20
+    world.run(80.0, 0.05)
+    assert len(shard.table("items").graves) == 0
+    world.run(6.0, 0.05)
+    assert len(theirs.table("items").graves) == 0
+    assert home.syncing.source.feeds.counts.replacements_total == 0
+    assert eu.rows() == home.rows()
+
+
+def request(method: str, message: msgspec.Struct, arrays: tuple[np.ndarray, ...] = ()) -> Request:
+    return Request(7, method, 2_000, pack(message), arrays)  # type: ignore[arg-type]
+
+
+def push_of(offset: int, shards: list[int], incarnation: int = 0) -> Request:
+    """A push of one row of each shard, as a client of a server that leads ``shards`` sends it."""
+    of = shard_of(KEYS, 2)
+    keys = np.concatenate([KEYS[of == shard][:3] for shard in shards])
+    message = PushRequest(
+        "main", 1, SOURCE.log, SOURCE.partition, offset, 5, ("events", 0, offset, 5), shards,
+        [offset - 1] * len(shards), [Part("items", shards, [3] * len(shards))], incarnation,
+    )  # fmt: skip
+    return request("push", message, (keys, np.ones((len(keys), 4), np.float32)))
+
+
+def asked(world: World, server: Server, what: Request, seconds: float = 0.2) -> Reply | Failure:
+    """The server's answer to a client."""
+    server.handle(what, world.clock.now_s + 2.0)
+    world.run(seconds)
+    found = [answer for call, answer in server.answers if call.request is what]
+    assert len(found) == 1
+    server.answers = [one for one in server.answers if one[0].request is not what]
+    return found[0]
+
+
+def pair(world: World) -> tuple[Server, Server]:
+    """Two regions, each of which writes one shard."""
+    one = world.server("one", 1, SyncConfig(region="one", upstreams=("two",)), written=frozenset({0}))
+    two_ = world.server("two", 2, SyncConfig(region="two", upstreams=("one",)), written=frozenset({1}))
+    world.run(3.0)
+    return one, two_
+
+
+def test_a_push_is_split_by_who_writes_and_answered_as_the_owners_answer() -> None:
+    world = World()
+    one, two_ = pair(world)
+    for offset in range(3):
+        answer = asked(world, one if offset % 2 else two_, push_of(offset, [0, 1]))
+        assert isinstance(answer, Reply)
+        outcomes = unpack(answer.body, PushResponse).outcomes
+        assert [(found.shard, found.status, found.applied) for found in outcomes] == [
+            (0, "applied", offset),
+            (1, "applied", offset),
+        ]
+    assert one.rows() == two_.rows()
+    again = asked(world, one, push_of(1, [0, 1]))
+    assert isinstance(again, Reply)
+    assert {found.status for found in unpack(again.body, PushResponse).outcomes} == {"duplicate"}
+    applied = asked(
+        world, one, request("applied", AppliedRequest("main", 1, SOURCE.log, SOURCE.partition, [0, 1]))
+    )
+    assert isinstance(applied, Reply)
+    assert [found[:2] for found in unpack(applied.body, AppliedReply).shards] == [(0, 2), (1, 2)]
+    assert one.syncing.forwarding.counts.forwarded_total == 3
+    assert one.host.models["main"].held[1].shard.counts.applied_total == 0
+
+
+def test_dense_weights_are_published_by_who_writes_them() -> None:
+    world = World()
+    one, two_ = pair(world)
+    dense = one.host.shard_of("dense")
+    owner, other = (one, two_) if one.host.writes(dense) else (two_, one)
+    asked(world, owner, push_of(0, [0, 1]))
+    answer = asked(world, other, request("publish", PublishRequest("main", 1, "dense")))
+    assert isinstance(answer, Reply)
+    number = unpack(answer.body, PublishReply).generation
+    assert number >= 1
+    assert other.host.models["main"].held[dense].shard.dense("dense").number == number
+
+
+def test_whoever_pushes_through_a_region_hears_of_another_process_at_the_owner() -> None:
+    world = World()
+    one, two_ = pair(world)
+    first = asked(world, one, push_of(0, [0, 1]))
+    assert isinstance(first, Reply)
+    known = unpack(first.body, PushResponse).incarnation
+    same = asked(world, one, push_of(1, [0, 1], known))
+    assert isinstance(same, Reply)
+    assert unpack(same.body, PushResponse).incarnation == known
+    two_.host.follow(1)
+    two_.host.lead(1, 9)
+    world.run(3.0)
+    after = asked(world, one, push_of(2, [0, 1], known))
+    assert isinstance(after, Reply)
+    assert unpack(after.body, PushResponse).incarnation != known
+    refused = asked(world, one, push_of(3, [0, 1], known))
+    assert isinstance(refused, Failure)
+    assert refused.code == "incarnation"
+
+
+def test_where_a_push_cannot_be_forwarded_it_is_said_why() -> None:
+    world = World()
+    one, two_ = pair(world)
+    two_.host.follow(1)
+    world.run(2.0)
+    gone = asked(world, one, push_of(0, [0, 1]))
+    assert isinstance(gone, Failure)
+    assert gone.code == BUSY
+    assert "written in two" in gone.message
+    assert one.host.models["main"].held[0].shard.applied(SOURCE) == -1
+    alone = world.server("alone", 3, SyncConfig(region="alone"), written=frozenset({0}))
+    refused = asked(world, alone, push_of(0, [1]))
+    assert isinstance(refused, Failure)
+    assert refused.code == "refused"
+    assert "sync.upstreams is empty" in refused.message
+
+
+def test_a_push_that_nobody_writes_does_not_go_round_for_ever() -> None:
+    world = World()
+    one = world.server("one", 1, SyncConfig(region="one", upstreams=("two",)), written=frozenset())
+    world.server("two", 2, SyncConfig(region="two", upstreams=("one",)), written=frozenset())
+    world.run(3.0)
+    refused = asked(world, one, push_of(0, [0, 1]), 0.5)
+    assert isinstance(refused, Failure)
+    assert refused.code == "refused"
+    assert "no region on the way writes" in refused.message
+
+
+def test_an_owner_that_does_not_answer_is_waited_for_as_long_as_the_caller_waits() -> None:
+    world = World()
+    one, two_ = pair(world)
+    two_.alive = False
+    silent = asked(world, one, push_of(0, [1]), 3.0)
+    assert isinstance(silent, Failure)
+    assert silent.code == BUSY
+    assert one.syncing.forwarding.counts.failed_total == 1
+
+
+@pytest.mark.parametrize("arrays", [(), (KEYS[:3],), (KEYS[:2], np.ones((2, 4), np.float32))])
+def test_a_push_that_makes_no_sense_is_not_forwarded(arrays: tuple[np.ndarray, ...]) -> None:
+    world = World()
+    one, two_ = pair(world)
+    served = two_.served
+    refused = asked(world, one, replace(push_of(0, [1]), arrays=arrays), 0.01)
+    assert isinstance(refused, Failure)
+    assert refused.code == "refused"
+    assert two_.served <= served + 3
+
+
+def test_a_pull_that_makes_no_sense_is_refused_and_counted() -> None:
+    world = World()
+    home = world.server("home")
+    for body in (
+        b"",
+        pack(SyncRequest("x", "x", 2, 0, 0, 0, 0.0)),
+        pack(SyncRequest("x", "x", 3, 1, 1, 1, 0.0)),
+    ):
+        answer = asked(world, home, Request(1, "sync", 1_000, body, ()), 0.01)
+        assert isinstance(answer, Failure)
+    assert home.syncing.source.counts.refused_total == 3
+    unknown = asked(world, home, request("sync", SyncRequest("x", "x", 2, 5, 2, 1, 0.0)), 0.01)
+    assert isinstance(unknown, Reply)
+    assert unpack(unknown.body, SyncReply).ended
