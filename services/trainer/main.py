@@ -126,9 +126,7 @@ class Work:
         chosen, client, metrics = self._settings.trainer, self._client, self._metrics
         name, incarnation = self._settings.model.name, self._samples.incarnation(SAMPLES)
         if chosen.mode == "async":
-            trainer = Trainer(
-                client, self._model, name, incarnation, metrics, chosen.staleness, self._stamps
-            )
+            trainer = Trainer(client, self._model, name, incarnation, metrics, chosen.staleness, self._stamps)
             return Loop(consumer, trainer, metrics, chosen.commit_interval)
         # Binary floats would make 0.28 of 25 eight; the shortest decimal text is what was written.
         ratio = Decimal(str(chosen.backup_ratio)) if chosen.mode == "backup" else Decimal(1)
