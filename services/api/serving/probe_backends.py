@@ -15,7 +15,7 @@ from services.topics import PROBES
 
 
 class ProbeBackends:
-    """Implements ``probing.Backends``. The log, the coordination store and ``parameters`` stay their owner's to close."""
+    """Implements ``probing.Backends``. Log, coordination store and ``parameters`` stay their owner's to close."""
 
     def __init__(
         self,
