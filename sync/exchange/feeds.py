@@ -30,29 +30,28 @@ class Feeds:
     def take(self, puller: str, pull: Pull, now_s: float, config: FeedConfig | None = None) -> Batch | None:
         """Hear a pull. It is answered by a later ``ready``, or at once, if that cannot be: with the end of the
         stream. ``config``: how a stream that begins is to be fed, where not as all."""
-        self._note_held(puller, pull, now_s)
         feed = self._feeds.get(puller)
         if pull.number == 1 and (feed is None or feed.stream < pull.stream):
             self._forget_old(now_s)
-            if puller not in self._feeds and len(self._feeds) >= MAX_PULLERS:
+            if puller not in self._heard_s and len(self._heard_s) >= MAX_PULLERS:
                 return Batch(pull.stream, pull.number, ended=True)
             feed = self._feeds[puller] = Feed(pull.stream, self._shards, config or self._config, self.counts)
+            # What it does not name any more another server of its region has by now.
+            self._held[puller] = {}
         if feed is None or feed.stream != pull.stream:
             return Batch(pull.stream, pull.number, ended=True)
+        self._note_held(puller, pull, now_s)
         feed.take(pull, now_s)
         return None
 
     def _note_held(self, puller: str, pull: Pull, now_s: float) -> None:
         self._heard_s[puller] = now_s
         held = self._held.setdefault(puller, {})
-        if pull.number == 1:
-            # What it does not name any more another server of its region has by now.
-            held.clear()
         for name in pull.unwanted:
             held.pop(name, None)
         for want in pull.wants:
             held.setdefault(want.shard, {})
-        held.update(pull.held)
+        held.update((name, vector) for name, vector in pull.held if name in held)
 
     def ready(self, now_s: float, clock_us: int = 0) -> Iterator[tuple[str, Batch]]:
         """The batches that can be sent now, with their pullers."""
