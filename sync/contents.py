@@ -183,6 +183,11 @@ class Contents:
         return found.pull(checked)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held or claimed."""
+        return not (self.knowledge or any(len(t) or len(t.graves) for t in self._tables.values()))
+
+    @property
     def token(self) -> Token:
         """Changes whenever rows or knowledge do."""
         return Token(self.writer, self._sequence)
@@ -245,7 +250,7 @@ class Contents:
             clock=self.clock.last,
             history=self.history,
             knowledge=dict(self.knowledge),
-            epochs={writer: epoch for writer, epoch in self.epochs.items() if self._is_named(writer, epoch)},
+            epochs=self._named_epochs(),
             pushes=self.pushes.progress(),
             generations=self._generations.published(),
             norms={name: table.guard.state() for name, table in self._tables.items()},
@@ -253,9 +258,10 @@ class Contents:
             horizon=self.horizon,
         )
 
-    def _is_named(self, writer: int, epoch: int) -> bool:
-        """Whether a stored version may be by ``writer``."""
-        return writer in self.knowledge or epoch < self.horizon.retired
+    def _named_epochs(self) -> dict[int, int]:
+        """Of the writers that a version here may be by: known, retired, or of rows that came out of turn."""
+        writers = set(self.knowledge).union(*(table.writers() for table in self._tables.values()))
+        return {w: e for w, e in self.epochs.items() if w in writers or e < self.horizon.retired}
 
     def page(
         self, cursor: PageCursor, limit: int = PAGE_ROWS

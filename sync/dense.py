@@ -47,6 +47,11 @@ class Generations:
         self._newest[generation.table] = generation
         self._sequences[generation.table] = sequence
 
+    def drop(self, table: str) -> None:
+        """Forget that ``table`` was ever published."""
+        self._newest.pop(table, None)
+        self._sequences.pop(table, None)
+
     def load(self, generations: Iterable[Generation]) -> None:
         """Go on after what was published before a restart, as of before everything that is live."""
         for one in generations:

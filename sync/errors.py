@@ -10,6 +10,7 @@ Exceptions::
     │   ├── BadPush          an offset or predecessor that no log can produce
     │   ├── OutOfOrder       a step that does not follow the newest one
     │   ├── ClockAhead       a version further in the future than clocks may differ
+    │   ├── Unsettled        a full replacement during which others told what it was to undo
     │   └── TooManySources   one more source of pushes than the bound allows
     ├── TableFull            the bound on rows is reached; nothing was changed
     ├── RecordDamaged        bytes or arrays that are not a whole, unaltered record
@@ -50,6 +51,10 @@ class OutOfOrder(PeerFault):
 
 class ClockAhead(PeerFault):
     """A version is further in the future than the clocks of two machines may differ."""
+
+
+class Unsettled(PeerFault):
+    """A full replacement is to be begun again: meanwhile others told what a retired writer wrote too late."""
 
 
 class TooManySources(PeerFault):

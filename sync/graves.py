@@ -84,6 +84,11 @@ class Graveyard:
         last = self._index.slots
         return known.scan(self._columns.version_time[:last], self._columns.version_writer[:last])
 
+    def writers(self) -> set[int]:
+        """Who dug the graves here, and maybe some that are gone."""
+        last = self._index.slots
+        return set(vector_of(self._columns.version_time[:last], self._columns.version_writer[:last]))
+
     def known_keys(self, known: Known) -> Keys:
         """The keys of the graves whose versions ``known`` covers."""
         places = self._live()

@@ -61,17 +61,38 @@ class Horizon:
     retired_before: int = 0
     last: Knowledge = field(default_factory=dict)
 
-    def passed_by(self, knowledge: Knowledge, retired: int) -> bool:
+    def passed_by(
+        self, knowledge: Knowledge, retired: int, epochs: Mapping[int, int] | None = None
+    ) -> bool:
         """Whether who has ``knowledge``, and has heard of retirements below epoch ``retired``, lacks nothing that was
-        forgotten here. Everybody else needs a full replacement."""
-        if retired < self.retired and not (retired >= self.retired_before and covers(knowledge, self.last)):
-            return False
-        return covers(knowledge, self.graves)
+        forgotten here, and has nothing of a retired writer that is known to nobody else. Everybody else needs a full
+        replacement. ``epochs``: of the writers, as far as they are known."""
+        known = epochs or {}
+        if retired < self.retired:
+            # Another retirement than the one before this: by an owner that did not know of it.
+            if retired != self.retired_before or not covers(knowledge, self.last):
+                return False
+            if any(
+                time > self.last.get(writer, 0) and known.get(writer, 0) < self.retired
+                for writer, time in knowledge.items()
+            ):
+                return False
+        return all(
+            knowledge.get(writer, 0) >= time or known.get(writer, retired) < retired
+            for writer, time in self.graves.items()
+        )
 
-    def joined(self, other: Horizon) -> Horizon:
-        """Both together."""
+    def joined(self, other: Horizon, epochs: Mapping[int, int] | None = None) -> Horizon:
+        """Both together. The floor need not name writers that are retired, if their ``epochs`` are known: whoever has
+        not heard of the retirement must cover their last versions in any case."""
         newer = self if self.retired >= other.retired else other
-        return Horizon(joined(self.graves, other.graves), newer.retired, newer.retired_before, newer.last)
+        known = epochs or {}
+        graves = {
+            writer: time
+            for writer, time in joined(self.graves, other.graves).items()
+            if not known.get(writer, newer.retired) < newer.retired
+        }
+        return Horizon(graves, newer.retired, newer.retired_before, newer.last)
 
 
 NO_HORIZON: Final = Horizon()

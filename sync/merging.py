@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sync.clock import MAX_TIME
 from sync.contents import Contents
 from sync.errors import BadShape, ClockAhead
 from sync.index import KeyIndex
@@ -17,6 +18,8 @@ from sync.records import Generation, Graves, Learned, Rows, Update
 
 Keys = npt.NDArray[np.uint64]
 Epochs = Mapping[int, int]
+Times = npt.NDArray[np.uint64]
+Writers = npt.NDArray[np.uint32]
 Wins = npt.NDArray[np.bool_]
 
 
@@ -61,9 +64,10 @@ def check(here: Contents, update: Update) -> None:
         if not (np.isfinite(rows.values).all() and np.isfinite(rows.state).all()):
             raise BadShape(f"table {rows.table}: a value is not finite")
     for one in update.generations:
-        spec = here.single(one.table).spec
-        if one.values.shape != (spec.rows, spec.dim) or not np.isfinite(one.values).all():
-            raise BadShape(f"table {one.table}: its generation is not finite [{spec.rows}, {spec.dim}]")
+        spec = here.table(one.table).spec
+        shape = (spec.rows, spec.dim)
+        if spec.placement != "single" or one.values.shape != shape or not np.isfinite(one.values).all():
+            raise BadShape(f"table {one.table}: its generation is not finite {list(shape)} of a dense table")
 
 
 def times(update: Update) -> Iterator[int]:
@@ -79,13 +83,17 @@ def winners(here: Contents, update: Update) -> Won:
     new = {writer: epoch for writer, epoch in update.epochs.items() if writer not in here.epochs}
     epochs = here.epochs | new
     known = Known.of(here.knowledge, here.horizon.retired, epochs)
+    final = _Final.of(here, update.final, epochs)
     merged = covered = lost = 0
     rows, graves = list[Rows](), list[Graves]()
     for part in update.versioned:
         uncovered = known.above(part.time, part.writer)
-        wins = newer((part.time, part.writer), here.table(part.table).latest(part.keys), epochs) & uncovered
+        latest = here.table(part.table).latest(part.keys)
+        wins = newer((part.time, part.writer), latest, epochs) & uncovered
         covered += len(wins) - int(uncovered.sum())
         lost += int(uncovered.sum()) - int(wins.sum())
+        if final is not None:
+            wins |= final.undone(part, latest)
         merged += int(wins.sum())
         if not wins.any():
             continue
@@ -93,8 +101,44 @@ def winners(here: Contents, update: Update) -> Won:
             rows.append(_rows(part, wins))
         else:
             graves.append(Graves(part.table, part.keys[wins], part.time[wins], part.writer[wins]))
-    generations = tuple(one for one in update.generations if _is_newer(here, one, epochs))
+    generations = tuple(
+        one
+        for one in update.generations
+        if (_is_above(known, one) and _is_newer(here, one, epochs))
+        or (final is not None and final.is_undone(here.dense(one.table), one))
+    )
     return Won(tuple(rows), tuple(graves), generations, new, merged, covered, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Final:
+    """What a full replacement settles: retired writers wrote what the sender holds of theirs, and nothing else."""
+
+    closed: Known
+    complete: bool
+    """Whether the sender knows all deletions that were forgotten here, so that what is not here is just missing."""
+
+    @staticmethod
+    def of(here: Contents, final: Learned | None, epochs: Epochs) -> _Final | None:
+        if final is None or final.horizon.retired <= here.horizon.retired:
+            return None
+        closed = Known.of({}, final.horizon.retired, epochs)
+        theirs = Known.of(final.knowledge, final.horizon.retired, epochs)
+        return _Final(closed, theirs.covers(here.horizon.graves))
+
+    def undone(self, part: Rows | Graves, latest: tuple[Times, Writers]) -> Wins:
+        """Which states of ``part`` [N] replace ``latest`` [N] though they are no news."""
+        time, writer = latest
+        other = (time != part.time) | (writer != part.writer)
+        wins = ~self.closed.above(time, writer) & other
+        if self.complete:
+            wins |= (time == 0) & ~self.closed.above(part.time, part.writer)
+        return wins
+
+    def is_undone(self, here: Generation, other: Generation) -> bool:
+        """The same of a generation."""
+        closed = here.time > 0 and not _is_above(self.closed, here)
+        return closed and (here.time, here.writer) != (other.time, other.writer)
 
 
 def _rows(part: Rows, wins: Wins) -> Rows:
@@ -105,26 +149,38 @@ def _rows(part: Rows, wins: Wins) -> Rows:
     )
 
 
+def _is_above(known: Known, one: Generation) -> bool:
+    version = np.array([one.time], np.uint64), np.array([one.writer], np.uint32)
+    return bool(known.above(*version)[0])
+
+
 def _is_newer(here: Contents, one: Generation, epochs: Epochs) -> bool:
     mine, theirs = ((epochs.get(g.writer, 0), g.time, g.writer) for g in (here.dense(one.table), one))
     return theirs > mine
 
 
-def is_news(here: Contents, learned: Learned | None) -> bool:
-    """Whether there is anything in ``learned`` that is not claimed here yet."""
+def is_news(here: Contents, learned: Learned | None, new: Epochs) -> bool:
+    """Whether there is anything in ``learned`` that is not claimed here yet. ``new``: the epochs of writers that were
+    not heard of before."""
     if learned is None:
         return False
+    epochs = here.epochs | dict(new)
     fresh = any(
-        time > here.knowledge.get(writer, 0) and not here.epochs.get(writer, 0) < here.horizon.retired
+        time > here.knowledge.get(writer, 0) and not epochs.get(writer, 0) < here.horizon.retired
         for writer, time in learned.knowledge.items()
     )
     moved = any(progress.applied > here.pushes.applied(source) for source, progress in learned.progress)
-    return fresh or moved or here.horizon.joined(learned.horizon) != here.horizon
+    return fresh or moved or here.horizon.joined(learned.horizon, epochs) != here.horizon
 
 
 def omitted(here: Contents, learned: Learned, whole: Mapping[str, Keys]) -> tuple[tuple[str, Keys], ...]:
     """By table, the keys here that a full replacement did not name, and whose versions it knew."""
-    theirs = here.known(learned.knowledge, learned.horizon.retired)
+    claimed = learned.knowledge
+    if learned.horizon.retired < here.horizon.retired:
+        # It may lack what retired writers wrote, for deletions that came too late and do not count here.
+        claimed = {w: time for w, time in claimed.items() if here.epochs.get(w, 0) >= here.horizon.retired}
+    retired = 0 if claimed is not learned.knowledge else learned.horizon.retired
+    theirs = here.known(claimed, retired)
     found = []
     for spec in here.specs:
         if spec.placement == "single":
@@ -136,3 +192,32 @@ def omitted(here: Contents, learned: Learned, whole: Mapping[str, Keys]) -> tupl
         if missing:
             found.append((spec.name, keys[slots < 0]))
     return tuple(found)
+
+
+def unsettled(
+    here: Contents, update: Update, dropped: Collection[tuple[str, Keys]]
+) -> tuple[int, tuple[str, ...]]:
+    """What would stay of retired writers beyond their last versions after the last piece ``update`` of a full
+    replacement: how many rows and graves, which came from somebody else while it was on its way, and the dense tables
+    of generations that only these writers published."""
+    assert update.final is not None
+    horizon = update.final.horizon
+    epochs = here.epochs | dict(update.epochs)
+    limits = {
+        writer: horizon.last.get(writer, 0) if horizon.retired_before <= epoch < horizon.retired else MAX_TIME
+        for writer, epoch in epochs.items()
+    }
+    beyond = Known.of(limits)
+    rows, published = 0, []
+    told = {one.table for one in update.generations}
+    for spec in here.specs:
+        if spec.placement == "single":
+            one = here.dense(spec.name)
+            if one.time > limits.get(one.writer, MAX_TIME) and spec.name not in told:
+                published.append(spec.name)
+            continue
+        gone = [keys for name, keys in dropped if name == spec.name]
+        gone += [part.keys for part in update.versioned if part.table == spec.name]
+        keys = here.table(spec.name).scan(beyond)
+        rows += len(np.setdiff1d(keys, np.concatenate(gone))) if gone else len(keys)
+    return rows, tuple(published)

@@ -13,8 +13,8 @@ after p, up to the end of the reading, was applied to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,9 @@ class Update:
     """A piece of what one replica tells another: newest states of rows, graves and dense generations.
 
     ``epochs``: the fencing epoch of each writer in it, which leads its versions. ``urgent``: of high priority.
-    ``learned`` comes with the last piece of an exchange, and only then may knowledge move.
+    ``learned`` comes with the last piece of an exchange, and only then may knowledge move. ``final`` comes with every
+    piece of a full replacement for who has not heard of a retirement: what the sender knew when it began. What a
+    retired writer wrote, and the sender does not hold, loses.
     """
 
     rows: tuple[Rows, ...] = ()
@@ -97,6 +99,7 @@ class Update:
     epochs: Mapping[int, int] = field(default_factory=dict)
     urgent: bool = False
     learned: Learned | None = None
+    final: Learned | None = None
 
     @property
     def versioned(self) -> tuple[Rows | Graves, ...]:
@@ -108,8 +111,20 @@ class Update:
         """Roughly what it takes on the wire, in float32."""
         rows = sum(r.values.nbytes + r.state.nbytes + 20 * len(r.keys) for r in self.rows)
         dense = sum(one.values.nbytes + 64 for one in self.generations)
-        vector = 0 if self.learned is None else 12 * len(self.learned.knowledge) + 64
+        told = (one for one in (self.learned, self.final) if one is not None)
+        vector = sum(12 * len(one.knowledge) + 64 for one in told)
         return 64 + rows + sum(20 * len(g.keys) for g in self.graves) + dense + vector
+
+
+def all_of(updates: Sequence[Update]) -> Update:
+    """The pieces of one exchange as one; the last of them says what may be claimed."""
+    return replace(
+        updates[-1],
+        rows=tuple(rows for one in updates for rows in one.rows),
+        graves=tuple(graves for one in updates for graves in one.graves),
+        generations=tuple(generation for one in updates for generation in one.generations),
+        epochs={writer: epoch for one in updates for writer, epoch in one.epochs.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)

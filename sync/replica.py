@@ -26,10 +26,10 @@ from sync.contents import (
     Token,
     checked_writer,
 )
-from sync.errors import BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable
+from sync.errors import BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable, Unsettled
 from sync.guard import NormState
 from sync.knowledge import joined
-from sync.merging import check, is_news, omitted, times, winners
+from sync.merging import check, is_news, omitted, times, unsettled, winners
 from sync.pushes import Progress, Source
 from sync.records import Delta, Generation, Graves, Head, Learned, Update
 from sync.records import Rows as StoredRows
@@ -38,6 +38,7 @@ from sync.table import Table
 __all__ = ["FIRST_PAGE", "PAGE_ROWS", "Counts", "PageCursor", "Replica", "ShardState", "Token"]
 
 Keys = npt.NDArray[np.uint64]
+Dropped = tuple[tuple[str, Keys], ...]
 
 
 class Replica(Contents):
@@ -87,7 +88,10 @@ class Replica(Contents):
         for graves in delta.graves:
             self._bury(graves)
         for table, keys in delta.dropped:
-            self.table(table).drop(keys)
+            if self.table(table).spec.placement == "single":
+                self._generations.drop(table)
+            else:
+                self.table(table).drop(keys)
             # No grave tells readers of changes that these are gone: they start over.
             self._floor = self._sequence = self._sequence + 1
         for table, cut in delta.collected:
@@ -114,7 +118,7 @@ class Replica(Contents):
 
     def _learn(self, learned: Learned) -> None:
         """Join what another replica knows, which is all here, and forget what it has forgotten."""
-        self.horizon = self.horizon.joined(learned.horizon)
+        self.horizon = self.horizon.joined(learned.horizon, self.epochs)
         retired = self.horizon.retired
         self.knowledge = {
             writer: time
@@ -143,9 +147,11 @@ class Replica(Contents):
             self.table(name).reserve(np.concatenate([part.keys for part in won.rows if part.table == name]))
         learned = update.learned
         dropped = () if whole is None or learned is None else omitted(self, learned, whole)
+        if whole is not None and update.final is not None and update.final.horizon.retired > self.horizon.retired:
+            dropped += self._settled(update, dropped)
         self.counts.covered_rows_total += won.covered
         self.counts.lost_rows_total += won.lost
-        if not (won.rows or won.graves or won.generations or dropped or is_news(self, learned)):
+        if not (won.rows or won.graves or won.generations or dropped or is_news(self, learned, won.epochs)):
             return None
         delta = Delta(
             epoch=self.epoch,
@@ -166,6 +172,15 @@ class Replica(Contents):
         if self.on_delta is not None:
             self.on_delta(delta)
         return delta
+
+    def _settled(self, update: Update, dropped: Dropped) -> Dropped:
+        """What else is to be dropped at the end of a full replacement that tells of a retirement."""
+        rows, published = unsettled(self, update, dropped)
+        if rows:
+            raise Unsettled(
+                f"shard {self.shard_id}: {rows} rows of retired writers came from elsewhere during a full replacement"
+            )
+        return tuple((table, np.zeros(0, np.uint64)) for table in published)
 
     def begin(self, head: Head) -> None:
         """Take over everything but the rows; this shard must be new and have the head's tables. The rows come

@@ -48,7 +48,7 @@ class Shard(Replica):
         Duplicates and gaps are left out of the sum. If the sum has to be refused, all that are in it are.
         Raises as ``push``.
         """
-        self._require_writer()
+        self._require_owner()
         if self.stateless:
             raise BadSpec(f"shard {self.shard_id} has no optimiser state here: it takes no pushes")
         checked = [self._checked(push) for push in pushes]
@@ -99,7 +99,7 @@ class Shard(Replica):
         """Delete those of ``keys`` ``[N]`` that are stored; returns how many. They read as their initial
         values from now on, and start there when they are pushed again. Raises UnknownTable, BadShape; BadSpec
         for a single table, whose rows are weights."""
-        self._require_writer()
+        self._require_owner()
         found = self.table(table)
         if found.spec.placement == "single":
             raise BadSpec(f"table {table} is dense: its rows cannot be deleted one by one")
@@ -111,7 +111,8 @@ class Shard(Replica):
         self._sequence += len(graves.keys)
         self.knowledge[self.writer] = time
         self.counts.deleted_rows_total += len(graves.keys)
-        self._step(graves=(graves,), collected=self._bound_graves(found))
+        self._step(graves=(graves,))
+        self._bound_graves(found)
         return len(graves.keys)
 
     def expire(self, table: str, first_slot: int, limit: int) -> tuple[int, int]:
@@ -132,7 +133,7 @@ class Shard(Replica):
         The same one as before if nothing changed since, unless it is to be published ``again``; else ``generation``,
         or the next number. Raises UnknownTable; BadSpec for a hashed table or a number that does not grow.
         """
-        self._require_writer()
+        self._require_owner()
         found = self.single(table)
         before = self.dense(table).number
         if not (again or self._generations.outdated(found)):
@@ -150,8 +151,15 @@ class Shard(Replica):
 
     def collect(self, cut: Knowledge) -> int:
         """Forget the graves that ``cut`` covers: what every other replica is known to hold. Returns how many. Who did
-        not hold them gets a full replacement, so this is safe whatever ``cut`` says, and cheap if it is right."""
-        self._require_writer()
+        not hold them gets a full replacement, so this is safe whatever ``cut`` says, and cheap if it is right.
+
+        None before the writers of older fencing epochs are retired: an older owner may still come back with writes
+        that nobody else has, and nothing would tell that a forgotten grave is newer. Where several write without
+        fencing, nothing guards against that: there the cut must be right for whoever ever comes back.
+        """
+        self._require_owner()
+        if self.horizon.retired < self.epochs[self.writer]:
+            return 0
         before = self.counts.graves_collected_total
         found = [(name, self._collect(table, cut)) for name, table in self._tables.items()]
         if collected := tuple((name, forgotten) for name, forgotten in found if forgotten):
@@ -160,27 +168,40 @@ class Shard(Replica):
 
     def retire(self, epoch: int, held: Knowledge) -> bool:
         """Take the writers of fencing epochs below ``epoch`` out of all vectors, if ``held``, what every other
-        replica is known to hold, covers all that they wrote. Whether it does."""
-        self._require_writer()
-        old = {
-            w: time
-            for w, time in self.knowledge.items()
-            if self.epochs.get(w, 0) < epoch and w != self.writer
-        }
-        if epoch <= self.horizon.retired or not old or not covers(held, old):
+        replica is known to hold, covers all that they wrote. Whether it does. What one of them wrote that is not here
+        now loses wherever it turns up. At most the epoch under which this shard writes itself."""
+        self._require_owner()
+        epoch = min(epoch, self.epochs[self.writer])
+        if epoch <= self.horizon.retired or not covers(held, self._older(epoch)):
             return False
-        horizon = Horizon(self.horizon.graves, epoch, self.horizon.retired, old)
-        learned = Learned({}, replace(horizon, graves={}))
-        self._learn(learned)
+        learned = self._close(epoch)
         self._step(learned=learned)
         return True
 
-    def _bound_graves(self, table: Table) -> tuple[tuple[str, Knowledge], ...]:
-        """Forget the oldest half of a table's graves once there are too many."""
+    def _older(self, epoch: int) -> dict[int, int]:
+        """What is known of the writers of fencing epochs below ``epoch``."""
+        return {w: time for w, time in self.knowledge.items() if self.epochs.get(w, 0) < epoch}
+
+    def _close(self, epoch: int) -> Learned:
+        """Nothing that is not here of writers of fencing epochs below ``epoch`` counts any more."""
+        learned = Learned({}, Horizon({}, epoch, self.horizon.retired, self._older(epoch)))
+        self._learn(learned)
+        return learned
+
+    def _require_owner(self) -> None:
+        """Raises BadSpec unless this replica may write."""
+        self._require_writer()
+        if self.epochs[self.writer] < self.horizon.retired:
+            raise BadSpec(f"shard {self.shard_id}: writer {self.writer} was retired; a newer owner has taken over")
+
+    def _bound_graves(self, table: Table) -> None:
+        """Forget the oldest half of a table's graves once there are too many, whoever has them or not."""
         if len(table.graves) <= self._max_graves:
-            return ()
+            return
+        if self.horizon.retired < (epoch := self.epochs[self.writer]):
+            self._step(learned=self._close(epoch))
         cut = table.graves.cut_to_keep(self._max_graves // 2)
-        return ((table.spec.name, self._collect(table, cut)),)
+        self._step(collected=((table.spec.name, self._collect(table, cut)),))
 
     def _checked(self, push: Push) -> dict[str, tuple[Keys, Rows]]:
         """The parts by table, as kernels take them. Raises PeerFault."""

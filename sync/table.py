@@ -27,7 +27,7 @@ from sync.guard import RunningNorm
 from sync.index import KeyIndex
 from sync.initial import InitialValues
 from sync.kernel import f32, i32, inp, kernel, out, void
-from sync.knowledge import Known
+from sync.knowledge import Known, vector_of
 from sync.optimisers import APPLY, group, measure, regularise, settings_of, sum_groups
 from sync.priority import Priority
 from sync.records import Graves
@@ -405,6 +405,12 @@ class Table:
         last = self._index.slots
         slots = known.scan(self._columns.version_time[:last], self._columns.version_writer[:last])
         return np.concatenate([self._index.keys[slots], self.graves.keys(self.graves.scan(known))])
+
+    def writers(self) -> set[int]:
+        """Who wrote the rows and graves here, and maybe some that are gone."""
+        last = self._index.slots
+        rows = vector_of(self._columns.version_time[:last], self._columns.version_writer[:last])
+        return rows.keys() | self.graves.writers()
 
     def known_keys(self, known: Known) -> Keys:
         """The keys of all rows and graves whose versions ``known`` covers."""

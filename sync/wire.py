@@ -83,6 +83,7 @@ class _Update(_Record, tag="update"):
     epochs: list[tuple[int, int]] = []
     urgent: bool = False
     learned: _Learned | None = None
+    final: _Learned | None = None
 
 
 class _Delta(_Record, tag="delta"):
@@ -229,6 +230,7 @@ def _update_header(update: Update) -> _Update:
         epochs=sorted(update.epochs.items()),
         urgent=update.urgent,
         learned=_plain_learned(update.learned),
+        final=_plain_learned(update.final),
     )
 
 
@@ -294,7 +296,7 @@ def _plain_progress(progress: Sequence[tuple[Source, Progress]]) -> list[_Progre
 def _read_progress(plain: Sequence[_Progress]) -> dict[Source, Progress]:
     return {
         Source(one.log, _natural(one.partition)): Progress(
-            one.applied, None if one.mark is None else Watermark(*one.mark)
+            _natural(one.applied + 1) - 1, None if one.mark is None else Watermark(*one.mark)
         )
         for one in plain
     }
@@ -327,6 +329,7 @@ def _update(found: _Update, arrays: Iterator[Array]) -> Update:
         epochs=_knowledge(found.epochs),
         urgent=found.urgent,
         learned=_learned(found.learned),
+        final=_learned(found.final),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from sync.errors import ClockAhead, PeerFault, TableFull
 from sync.exchange.messages import Batch, Piece, Pull, ShardName, Want
 from sync.exchange.pace import Pace
 from sync.knowledge import Knowledge
+from sync.records import Update, all_of
 from sync.replica import Replica, Token
 
 Keys = npt.NDArray[np.uint64]
@@ -68,6 +69,8 @@ class _Shard:
     round: int
     named: dict[str, list[Keys]] | None = None
     """While a full replacement comes: every key that it named so far, by table."""
+    kept: list[Update] | None = None
+    """What came of a full replacement that is taken all at once."""
     heard: bool = False
     """Whether the source is known to feed this round."""
     stale: bool = False
@@ -229,17 +232,27 @@ class Puller:
             return 0
         if piece.first:
             having.named = {} if piece.whole else None
+            # It undoes what is claimed here, so it must not be seen half done.
+            having.kept = [] if piece.update.final is not None and not having.replica.is_empty else None
         whole: dict[str, Keys] | None = None
         if piece.whole and having.named is not None:
             for part in piece.update.versioned:
                 having.named.setdefault(part.table, []).append(part.keys)
             if piece.token is not None:
                 whole = {table: np.concatenate(parts) for table, parts in having.named.items()}
-        delta = having.replica.merge(piece.update, whole)
         having.heard = True
         self._standings.setdefault(piece.shard, Standing()).left = piece.left
+        update = piece.update
+        if having.kept is not None and piece.whole:
+            having.kept.append(update)
+            if piece.token is None:
+                return 0
+            update = all_of(having.kept)
+        elif piece.token is None:
+            update = replace(update, final=None)
+        delta = having.replica.merge(update, whole)
         if piece.token is not None:
-            having.named = None
+            having.named = having.kept = None
             self._tokens[piece.shard] = having.replica, piece.token
             learned.append(piece.shard)
         rows = 0

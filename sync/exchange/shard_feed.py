@@ -70,6 +70,7 @@ class _Exchange:
     keys: list[tuple[str, Keys]]
     begun_s: float
     since_s: float | None
+    final: Learned | None = None
     first: bool = True
     pieces: int = 0
 
@@ -145,7 +146,7 @@ class ShardFeed:
 
     def _begin(self, shard: Replica, now_s: float) -> _Exchange:
         """What is known comes first, then which rows there are: whatever changes in between is sent for nothing."""
-        whole = not shard.horizon.passed_by(self.known, self.retired)
+        whole = not shard.horizon.passed_by(self.known, self.retired, shard.epochs)
         known = shard.known({} if whole else self.known, 0 if whole else self.retired)
         mine = self.token is not None and self.token.incarnation == shard.writer
         since = self.token.counter if self.token is not None and mine and not whole else None
@@ -163,7 +164,8 @@ class ShardFeed:
         keys = [(one.table, one.keys) for one in found if len(one.keys)]
         since_s = self._begun_s if how == "token" else None
         self._begun_s = now_s
-        return _Exchange(learned, shard.token, epochs, whole, generations, keys, now_s, since_s)
+        final = learned if whole and shard.horizon.retired > self.retired else None
+        return _Exchange(learned, shard.token, epochs, whole, generations, keys, now_s, since_s, final)
 
     def _news_of_sources(self, shard: Replica) -> tuple[tuple[Source, Progress], ...]:
         progress = shard.pushes.progress()
@@ -196,14 +198,19 @@ class ShardFeed:
                 else:
                     graves.append(part)
         done = not exchange.keys
+        # What is final of generations is told at the end: it is also final which there are none of.
+        now = done if exchange.final is not None else exchange.first
+        generations = exchange.generations if now else ()
         update = Update(
             tuple(rows),
             tuple(graves),
-            exchange.generations,
+            generations,
             # Rows may be by a writer that was not heard of when the exchange began.
-            _epochs(shard, (*rows, *graves), exchange.generations) | (exchange.epochs if done else {}),
+            _epochs(shard, (*rows, *graves), generations)
+            | (exchange.epochs if done or exchange.final is not None else {}),
             False,
             exchange.learned if done else None,
+            exchange.final,
         )
         self._counts.rows_total += sum(len(part.keys) for part in update.versioned)
         piece = Piece(
@@ -215,7 +222,7 @@ class ShardFeed:
             exchange.token if done else None,
             exchange.left,
         )
-        exchange.first, exchange.generations = False, ()
+        exchange.first = False
         exchange.pieces += 1
         if done:
             self._end(exchange, now_s)

@@ -40,7 +40,7 @@ class Watcher:
             newest = self._newest(writes, claimed, replica.horizon.retired)
             held = here[place].order if place in here else NEVER
             self._check_claim(place, newest, held, claimed)
-            self._check_order(place, newest, held)
+            self._check_order(place, newest, held, replica.horizon.retired)
         self._look_at_generations(replica, claimed)
         self._look_at_progress(replica, claimed)
         return here
@@ -53,7 +53,7 @@ class Watcher:
             _, time, writer = write.order
             if claimed.get(writer, 0) < time:
                 continue
-            if write.order[0] < retired and self._ledger.is_void(self.name, write.order):
+            if self._ledger.is_void(self.name, write.order, retired):
                 continue
             return write
         return None
@@ -67,9 +67,9 @@ class Watcher:
             return
         raise Broken(f"{self._at(place)}: claims {newest.order}, holds {held}; knows {dict(claimed)}")
 
-    def _check_order(self, place: Place, newest: Write | None, held: Order) -> None:
+    def _check_order(self, place: Place, newest: Write | None, held: Order, retired: int) -> None:
         seen = self._seen.get(place, NEVER)
-        if held < seen and not self._ledger.is_void(self.name, seen):
+        if held < seen and not self._ledger.is_void(self.name, seen, retired):
             gone = held == NEVER and newest is not None and newest.content is None and newest.order >= seen
             if not gone:
                 raise Broken(f"{self._at(place)}: was {seen}, is {held}")
@@ -88,7 +88,7 @@ class Watcher:
             if Write(order, content) not in ledger.generations[name][one.table]:
                 raise Broken(f"{self._at(one.table)}: generation {order} was never published so")
             seen = self._generations.get(one.table, NEVER)
-            if order < seen and not ledger.is_void(name, seen):
+            if order < seen and not ledger.is_void(name, seen, replica.horizon.retired):
                 raise Broken(f"{self._at(one.table)}: generation was {seen}, is {order}")
             self._generations[one.table] = order
         for table, published in ledger.generations[name].items():

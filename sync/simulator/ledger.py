@@ -54,11 +54,13 @@ class Ledger:
         )
         self.epochs: dict[ShardName, dict[int, int]] = defaultdict(dict)
         self.writes_total = 0
-        self._retired: dict[ShardName, list[Horizon]] = defaultdict(list)
+        self._retired: dict[ShardName, dict[int, Horizon]] = defaultdict(dict)
 
     def record(self, name: ShardName, delta: Delta) -> None:
         """Note a step that was taken by its writer itself."""
         if delta.learned is not None:
+            if delta.learned.horizon.retired and not delta.learned.knowledge:
+                self._retired[name][delta.learned.horizon.retired] = delta.learned.horizon
             return
         self.epochs[name][delta.writer] = delta.epoch
         own = (delta.epoch, delta.clock, delta.writer)
@@ -76,17 +78,15 @@ class Ledger:
         for source, progress in delta.progress:
             self.pushes[name][source, progress.applied].append(own if delta.rows else NEVER)
 
-    def retire(self, name: ShardName, horizon: Horizon) -> None:
-        """Note that writers were retired."""
-        self._retired[name].append(horizon)
-
-    def is_void(self, name: ShardName, order: Order) -> bool:
-        """Whether nobody had heard of the write when its writer was retired."""
+    def is_void(self, name: ShardName, order: Order, retired: int) -> bool:
+        """Whether the write was not known where its writer was retired, as who has heard of the retirements up to
+        ``retired`` sees it."""
         epoch, time, writer = order
-        return any(
-            one.retired_before <= epoch < one.retired and time > one.last.get(writer, 0)
-            for one in self._retired[name]
-        )
+        while (one := self._retired[name].get(retired)) is not None and epoch < one.retired:
+            if epoch >= one.retired_before:
+                return time > one.last.get(writer, 0)
+            retired = one.retired_before
+        return False
 
 
 def view(replica: Replica, epochs: Mapping[int, int]) -> View:

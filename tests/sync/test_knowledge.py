@@ -107,7 +107,7 @@ def test_who_lacks_what_was_forgotten_needs_a_replacement(
 ) -> None:
     graves = {2: 7}
     horizon = Horizon(graves) if retired == 0 else Horizon(graves, 5, 3, {1: 9})
-    assert horizon.passed_by(knowledge, retired) == passes
+    assert horizon.passed_by(knowledge, retired, {1: 4, 2: 6}) == passes
 
 
 def test_horizons_join_to_the_later_retirement_and_all_graves() -> None:
