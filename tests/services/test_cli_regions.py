@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.gateway import gateway
 
 from services.cli.exits import Exit
 
@@ -126,6 +127,33 @@ def test_a_region_without_its_servers_says_so_and_the_other_goes_on(stack: Stack
     finally:
         os.kill(server, signal.SIGCONT)
     eventually(lambda: stack.ask("eu", "GET", "/health/ready").status_code == 200)
+
+
+def test_a_gateway_goes_elsewhere_and_comes_back_without_a_failed_request(
+    stack: Stack, tmp_path: Path
+) -> None:
+    addresses = {name: region["url"].removeprefix("http://") for name, region in stack.regions().items()}
+    server = stack.children()["server-0@eu"]["pid"]
+    with (
+        gateway(addresses["eu"], addresses["home"], tmp_path / "haproxy.log") as url,
+        httpx.Client(base_url=url, timeout=20) as http,
+    ):
+
+        def served_by(region: str) -> bool:
+            event = {"type": "interaction", "user_id": "u", "item_id": "film", "action": "click"}
+            assert http.post("/v1/events", json=event).status_code == 202
+            reply = http.post("/v1/recommendations", json={"user_id": "u"})
+            assert reply.status_code == 200, reply.text
+            body = reply.json()
+            return bool(body["region"] == region and not body["degraded"])
+
+        eventually(lambda: served_by("eu"))
+        os.kill(server, signal.SIGSTOP)
+        try:
+            eventually(lambda: served_by("home"))
+        finally:
+            os.kill(server, signal.SIGCONT)
+        eventually(lambda: served_by("eu"))
 
 
 def test_killed_ones_come_back_where_others_look_for_them(stack: Stack) -> None:
