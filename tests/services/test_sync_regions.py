@@ -14,7 +14,7 @@ from support.service_process import eventually
 from support.sync_regions import KEYS, LEASE_S, Region, Seen, gradients, running, same, seen
 
 from services.parameter_server import ModelUnknown, ParameterClient
-from services.parameter_server.types import ParametersRefused
+from services.parameter_server.types import ParametersRefused, ParametersUnavailable
 from services.settings.model import SyncSettings
 from services.wan.conditions import parse_conditions
 from services.wan.emulator import emulated
@@ -147,6 +147,37 @@ def test_a_killed_leader_at_home_or_in_the_region_holds_nothing_up_for_longer_th
             same(at_home, reader)
             assert client.shards == 2
         assert trainer.lost == 0
+
+
+def test_no_region_ever_holds_a_step_that_a_fail_over_at_home_loses(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0, servers=3, replicas=3, replication="quorum")
+    region = following(home, tmp_path)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home)
+        trainer.step(5)
+        declared(reader)
+        same(at_home, reader)
+        leader = home.place(0).leader
+        followers = [server for name, server in home.servers.items() if name != leader]
+        before = at_home.applied("main", SOURCE)[0].applied
+        for server in followers:
+            server.pause()
+        stale = seen(reader)
+        # The leader takes the push, and nobody else has it: it is not acknowledged, and must not leave the region.
+        with home.client(1.0) as hasty, pytest.raises(ParametersUnavailable):
+            Trainer(hasty).step()
+        assert seen(reader) == stale
+        home.servers[leader].kill()
+        for server in followers:
+            server.resume()
+        trainer.step(3)
+        same(at_home, reader)
+        home.servers[leader].start()
+        home.ready()
+        trainer.step(3)
+        same(at_home, reader)
+        assert at_home.applied("main", SOURCE)[0].applied >= before + 6
 
 
 def test_a_link_that_breaks_or_goes_silent_costs_only_its_time(tmp_path: Path) -> None:

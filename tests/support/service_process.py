@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,16 @@ class Running:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: nothing of it runs until ``resume``."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""

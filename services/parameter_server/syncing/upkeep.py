@@ -54,12 +54,12 @@ class Upkeep:
 
     def _look(self, model: str, shard: Shard, now_s: float) -> bool:
         held = self._feeds.held_by_all((model, shard.shard_id), shard.knowledge, now_s)
-        before_us = max(shard.clock.physical_us() - self._grave_age_us, 0)
-        graves = shard.collect({writer: min(time, before_us) for writer, time in held.items()})
-        self.graves_total += graves
-        # Only who writes under the present fence may write any more.
+        # Only who writes under the present fence may write any more; graves go only after that is settled.
         retired = shard.retire(shard.epoch, held)
         self.retired_total += retired
         if retired:
             _log.info("shard %d of %s: writers before fence %d retired", shard.shard_id, model, shard.epoch)
+        before_us = max(shard.clock.physical_us() - self._grave_age_us, 0)
+        graves = shard.collect({writer: min(time, before_us) for writer, time in held.items()})
+        self.graves_total += graves
         return graves > 0 or retired
