@@ -6,14 +6,17 @@ newest. A ring entry counts only while its row still carries the entry's number;
 by a later entry. A reader at sequence s gets each row with ``changed_at`` > s once, at its newest value, in
 the order of the sequence. So a reader that stops after any entry has missed nothing up to it.
 
-The ring is also the update cache of replication (Ekko): every row that is written enters it, and what is evicted
-joins its version into the dominator. So every stored row whose version the dominator does not cover is in the
-ring, and who knows what the dominator knows can be answered from the ring alone.
+The ring is also the update cache of replication (Ekko): every row that is written enters it, and the versions of
+what is evicted join the dominator. So every stored row whose version the dominator does not cover is in the
+ring, and who knows what the dominator knows can be answered from the ring alone. Entries are evicted in groups as
+they were entered, whether their rows were written again or not: looking at each row would cost a push more than the
+entering.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.columns import Columns
-from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, u32, u64, void
+from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, prefetch, u32, u64, void
 from sync.knowledge import joined, vector_of
 
 Sequences = npt.NDArray[np.int64]
@@ -34,6 +37,10 @@ BEGINNING: Final = 0
 _BINS: Final = 4_096
 _RECENT: Final = 4_096
 """Entries that say which priorities are high at the moment."""
+_AHEAD: Final = 24
+"""How many rows before its turn the memory of one is asked for."""
+_GROUPS: Final = 1_024
+"""In how many parts, about, the ring is evicted: so much of it is thought gone a little early."""
 _LEAST: Final = float(np.finfo(np.float32).smallest_subnormal)
 """The least priority that is not 0, the one of what was copied rather than written."""
 
@@ -76,6 +83,12 @@ def _mark(
     capacity = ring_slots.shape[0]
     at = int(ring_sequences[capacity])
     for i in range(slots.shape[0]):
+        # Rows that were not touched for long: their lines come from memory, all the faster together.
+        if i + _AHEAD < slots.shape[0]:
+            next_slot = int(slots[i + _AHEAD])
+            prefetch(version_time, next_slot)
+            prefetch(version_writer, next_slot)
+            prefetch(changed_at, next_slot)
         slot = slots[i]
         version_time[slot] = time[i]
         version_writer[slot] = writer[i]
@@ -85,23 +98,6 @@ def _mark(
         ring_priorities[at] = priority[i]
         at = at + 1 if at + 1 < capacity else 0
     ring_sequences[capacity] = at
-
-
-@kernel(i64(i64, inp(i64), inp(i64), inp(i32), out(i32)))
-def _evicted(
-    count: int, changed_at: Sequences, ring_sequences: Sequences, ring_slots: Slots, slots: Slots
-) -> int:
-    """The slots whose newest entry is among the ring's next ``count`` places; returns how many there are."""
-    capacity = ring_slots.shape[0]
-    at = int(ring_sequences[capacity])
-    found = 0
-    for _ in range(count):
-        sequence = ring_sequences[at]
-        if sequence > 0 and changed_at[ring_slots[at]] == sequence:
-            slots[found] = ring_slots[at]
-            found += 1
-        at = at + 1 if at + 1 < capacity else 0
-    return found
 
 
 @inlined
@@ -188,14 +184,28 @@ def _bound(after: int, newest: int, limit: int, changed_at: Sequences) -> int:
     return newest
 
 
+@dataclass(slots=True)
+class _Group:
+    """Entries that are evicted together: the ``begin``-th to the one before the ``end``-th ever entered, and the least
+    knowledge that covers their versions."""
+
+    begin: int
+    end: int
+    vector: dict[int, int]
+
+
 class ChangeRing:
     """The newest changes of one table."""
 
-    __slots__ = ("_base", "dominator", "ring_priorities", "ring_sequences", "ring_slots")
+    __slots__ = (
+        "_base", "_entered", "_groups", "dominator", "ring_priorities", "ring_sequences", "ring_slots",
+    )  # fmt: skip
 
     def __init__(self, capacity: int, base: int = BEGINNING) -> None:
         """``base``: changes up to it were never entered."""
         self._base = base
+        self._entered = 0
+        self._groups: deque[_Group] = deque()
         self.ring_sequences: Sequences = np.zeros(capacity + 1, np.int64)
         self.ring_slots: Slots = np.zeros(capacity, np.int32)
         self.ring_priorities: Priorities = np.zeros(capacity, np.float32)
@@ -216,21 +226,25 @@ class ChangeRing:
         capacity = len(self.ring_slots)
         for first in range(0, len(slots), capacity):
             some = slice(first, first + capacity)
-            self._evict(len(slots[some]), columns)
             _mark(
                 slots[some], time[some], writer[some], priority[some], sequence + first,
                 columns.version_time, columns.version_writer, columns.changed_at,
                 self.ring_sequences, self.ring_slots, self.ring_priorities,
             )  # fmt: skip
+        if len(slots):
+            self._evict(time, writer)
 
-    def _evict(self, count: int, columns: Columns) -> None:
-        """Note the versions of the rows that the next ``count`` entries drive out."""
-        slots = np.empty(count, np.int32)
-        found = _evicted(count, columns.changed_at, self.ring_sequences, self.ring_slots, slots)
-        if found:
-            out_of = slots[:found]
-            evicted = vector_of(columns.version_time[out_of], columns.version_writer[out_of])
-            self.dominator = joined(self.dominator, evicted)
+    def _evict(self, time: Times, writer: Writers) -> None:
+        """Note the versions of what was entered just now, and of all that this drove out."""
+        capacity, last = len(self.ring_slots), self._groups[-1] if self._groups else None
+        begin, self._entered = self._entered, self._entered + len(time)
+        vector = vector_of(time, writer)
+        if last is not None and (last.end - last.begin) * _GROUPS < capacity:
+            last.end, last.vector = self._entered, joined(last.vector, vector)
+        else:
+            self._groups.append(_Group(begin, self._entered, vector))
+        while self._groups and self._groups[0].begin < self._entered - capacity:
+            self.dominator = joined(self.dominator, self._groups.popleft().vector)
 
     def urgent(self, sequence: int, least: float, changed_at: Sequences) -> tuple[Sequences, Slots]:
         """The changes after ``sequence``, as far as the ring reaches back, whose priority is at least ``least`` and not

@@ -43,5 +43,7 @@ class UpdatePriority:
             kept = math.exp(-elapsed_s / self._memory_s) if self._at_us else 0.0
             self._mean, self._at_us = kept * self._mean + (1.0 - kept) * mean, now_us
         usual = np.float32(self._mean if self._mean > 0.0 else 1.0)
-        found = lengths / usual + first * np.float32(self._new_row)
-        return (found * np.float32(self.share)).astype(np.float32)
+        found = np.divide(lengths, usual, out=lengths)
+        found += first * np.float32(self._new_row)
+        found *= np.float32(self.share)
+        return found

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+import numpy as np
+
 from sync.exchange import Batch, FeedConfig, Feeds, Pace, PaceConfig, Piece, Pull, Puller, ShardName, Taken
+from sync.records import Rows
 from sync.replica import Replica
 from sync.shard import Shard
-from tests.support.replicas import Clock, rows, update
+from tests.support.replicas import DIM, Clock, update
 from tests.support.twins import told_by
 
 ROW_BYTES = 20 + 8
@@ -113,7 +116,15 @@ def keys_of(some: Sequence[Piece], table: str = "rows") -> list[int]:
 
 def bulk(shard: Shard, first: int, count: int, time: int, writer: int = 77) -> None:
     """Let ``shard`` have ``count`` rows from key ``first`` on, as from another writer."""
-    shard.merge(update(rows((first + i, time, writer, 1.0) for i in range(count))))
+    some = Rows(
+        "rows",
+        np.arange(first, first + count, dtype=np.uint64),
+        np.ones((count, DIM), np.float32),
+        np.zeros((count, shard.table("rows").state_dim), np.float32),
+        np.full(count, time, np.uint64),
+        np.full(count, writer, np.uint32),
+    )
+    shard.merge(update(some))
 
 
 @dataclass
