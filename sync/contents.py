@@ -256,6 +256,7 @@ class Contents:
             norms={name: table.guard.state() for name, table in self._tables.items()},
             sketches={name: t.sketch.state() for name, t in self._tables.items() if t.sketch is not None},
             horizon=self.horizon,
+            stateless=self.stateless,
         )
 
     def _named_epochs(self) -> dict[int, int]:

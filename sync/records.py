@@ -173,7 +173,8 @@ class Head:
 
     ``knowledge``: writer → version time (``Shard.knowledge``). ``epochs``: writer → fencing epoch, for versions.
     ``generations``: the newest of each dense table that has one. ``norms``, ``sketches``: by table, the running
-    gradient norm and the admission counters. ``horizon``: what was forgotten.
+    gradient norm and the admission counters. ``horizon``: what was forgotten. ``stateless``: its rows have no optimiser
+    state.
     """
 
     model: str
@@ -191,6 +192,7 @@ class Head:
     norms: Mapping[str, NormState] = field(default_factory=dict)
     sketches: Mapping[str, SketchState] = field(default_factory=dict)
     horizon: Horizon = NO_HORIZON
+    stateless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

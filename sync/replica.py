@@ -232,6 +232,9 @@ class Replica(Contents):
             self.bury(graves)
 
     def _put(self, rows: StoredRows, priority: float = 0.0) -> None:
+        if self.stateless and rows.state.shape[1]:
+            # Kept by a process that could write, which this one is not any more.
+            rows = replace(rows, state=rows.state[:, :0])
         self.table(rows.table).put(rows, self._sequence, priority)
         # Every version here was issued or observed: so a push need not look at those of its rows to exceed them.
         self.clock.observe(int(rows.time.max(initial=0)))

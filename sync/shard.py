@@ -8,7 +8,6 @@ owner at a time, the one that ``lead``s it under the newest fencing epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from sync.errors import BadPush, BadSpec
 from sync.knowledge import Horizon, Knowledge, covers
 from sync.pushes import NOTHING, Push, PushOutcome, Source
 from sync.records import Learned
+from sync.records import Rows as StoredRows
 from sync.replica import Replica
 from sync.table import Prepared, Refused, Table
 
@@ -148,6 +148,23 @@ class Shard(Replica):
         self.knowledge[self.writer] = time
         self._step(generations=(live,))
         return number
+
+    def resume_dense(self, table: str) -> bool:
+        """Go on from the published generation of the single ``table``, where another replica trained it so far and its
+        live values never came here. Whether it was so. What the optimiser kept of it is lost."""
+        self._require_owner()
+        found = self.single(table)
+        newest = self.dense(table)
+        if self.stateless or len(found) or not newest.number:
+            return False
+        keys, time = np.arange(len(newest.values), dtype=np.uint64), self.clock.tick()
+        state = np.zeros((len(keys), found.state_dim), np.float32)
+        versions = np.full(len(keys), time, np.uint64), np.full(len(keys), self.writer, np.uint32)
+        rows = StoredRows(table, keys, newest.values.copy(), state, *versions)
+        self._put(rows)
+        self.knowledge[self.writer] = time
+        self._step(rows=lambda: (rows,))
+        return True
 
     def collect(self, cut: Knowledge) -> int:
         """Forget the graves that ``cut`` covers: what every other replica is known to hold. Returns how many. Who did

@@ -120,6 +120,7 @@ class _Head(_Record, tag="head"):
     norms: list[tuple[str, float, int]] = []
     sketches: list[tuple[str, int, list[int]]] = []
     horizon: _Horizon | None = None
+    stateless: bool = False
 
 
 class _End(_Record, tag="end"):
@@ -276,6 +277,7 @@ def _head_header(head: Head) -> _Head:
         norms=[(table, norm.mean, norm.count) for table, norm in head.norms.items()],
         sketches=[(table, one.counted, list(one.counters.shape)) for table, one in head.sketches.items()],
         horizon=_plain_horizon(head.horizon),
+        stateless=head.stateless,
     )
 
 
@@ -385,6 +387,7 @@ def _head(found: _Head, arrays: Iterator[Array]) -> Head:
         norms=dict(_norms(found.norms)),
         sketches=_sketches(found.sketches, arrays),
         horizon=_horizon(found.horizon),
+        stateless=found.stateless,
     )
 
 

@@ -3,6 +3,7 @@ by what is passed in. Used by one thread, the server's loop."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +18,7 @@ from sync.records import Delta, Head
 from sync.shard import Shard
 
 MAX_MODELS = 64
+_log = logging.getLogger(__name__)
 FENCE_BITS = 24
 """A writer is (region, fence): 8 and 24 bits."""
 
@@ -159,6 +161,12 @@ class Holdings:
 
         def check(head: Head) -> None:
             require_same(Declaration(head.model, head.fingerprint, head.specs), declaration)
+            if head.stateless and not self._stateless(shard_id):
+                raise ParametersRefused(
+                    f"shard {shard_id} of {head.model} was kept without what the optimiser keeps, so it cannot be "
+                    f"{'written' if self.writes(shard_id) else 'kept with it'} here: set sync.writes and "
+                    "sync.optimiser_state as they were, or begin with empty folders and sync.optimiser_state = true"
+                )
 
         held = self._keeper.open(
             declaration.model, shard_id, lambda: self._empty(declaration, shard_id), check
@@ -177,8 +185,11 @@ class Holdings:
             fingerprint=declaration.fingerprint,
             change_capacity=self.config.change_capacity,
             max_ahead_us=self.config.max_ahead_us,
-            stateless=not (self.writes(shard_id) or self.config.optimiser_state),
+            stateless=self._stateless(shard_id),
         )
+
+    def _stateless(self, shard: int) -> bool:
+        return not (self.writes(shard) or self.config.optimiser_state)
 
     def _own(self, model: Model, held: Held) -> None:
         shard, fence = held.shard, self.fences[held.shard.shard_id]
@@ -188,6 +199,11 @@ class Holdings:
         shard.lead(self.config.region << FENCE_BITS | fence, fence)
         shard.on_delta = lambda delta: self._stepped(held, delta)
         for table, at in self.single_tables(model):
+            if at == shard.shard_id and shard.resume_dense(table):
+                _log.warning(
+                    "shard %d of %s: %s was trained in another region; it goes on from the generation that came here",
+                    shard.shard_id, shard.model, table,
+                )  # fmt: skip
             # Restored weights get a number of their own: they may differ from what was published before.
             if at == shard.shard_id and shard.pushes:
                 self.publish(model.declaration.model, table)

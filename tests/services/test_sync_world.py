@@ -25,9 +25,11 @@ from services.parameter_server.messages import (
 from services.parameter_server.syncing.messages import OTHER_SHARDS, SyncReply, SyncRequest
 from services.parameter_server.syncing.service import SyncConfig
 from services.parameter_server.syncing.status import standing_of, status
+from services.parameter_server.types import ParametersRefused
 from services.rpc.codec import Failure, Reply, Request
 from services.rpc.server import BUSY
 from sync.placement import shard_of
+from sync.pushes import Push, Source
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 
@@ -290,6 +292,57 @@ def test_graves_are_forgotten_once_everybody_has_them() -> None:
     assert len(theirs.table("items").graves) == 0
     assert home.syncing.source.feeds.counts.replacements_total == 0
     assert eu.rows() == home.rows()
+
+
+def test_a_region_with_optimiser_state_goes_on_in_the_owners_place() -> None:
+    world = World()
+    home = world.server("home")
+    config = SyncConfig(region="eu", upstreams=("home",), optimiser_state=True)
+    eu = world.server("eu", 1, config, written=frozenset(), optimiser_state=True)
+    for offset in range(3):
+        home.push(offset)
+    dense = home.host.models["main"].held[home.host.shard_of("dense")].shard
+    chunks = np.arange(3, dtype=np.uint64)
+    source = Source("other", 0)
+    dense.push(Push(source, 0, -1, None, (("dense", chunks, np.ones((3, 8), np.float32)),)))
+    home.host.publish("main", "dense")
+    world.run(2.0)
+    assert eu.rows() == home.rows()
+    states = {shard: held.shard.state() for shard, held in eu.host.models["main"].held.items()}
+    heir = world.server("heir", 1, SyncConfig(region="eu"), states=states, fence=20)
+    for offset in range(3, 6):
+        home.push(offset)
+        heir.push(offset)
+    assert heir.rows() == home.rows()
+    mine = heir.host.models["main"].held[heir.host.shard_of("dense")].shard
+    assert mine.dense("dense", published=False).values.tobytes() == dense.dense("dense").values.tobytes()
+    outcome = mine.push(Push(source, 1, 0, None, (("dense", chunks, np.ones((3, 8), np.float32)),)))
+    assert outcome.status == "applied"
+    assert heir.host.publish("main", "dense") > dense.dense("dense").number
+    # And back again: the one that was home follows, and drops what only a writer needs.
+    kept = {shard: held.shard.state() for shard, held in home.host.models["main"].held.items()}
+    follower = world.server(
+        "was-home",
+        0,
+        SyncConfig(region="home", upstreams=("heir",)),
+        written=frozenset(),
+        states=kept,
+        fence=30,
+    )
+    world.run(2.0)
+    assert follower.rows() == heir.rows()
+    assert follower.host.models["main"].held[0].shard.table("items").state_dim == 0
+
+
+def test_a_folder_without_optimiser_state_is_not_written_to() -> None:
+    world = World()
+    home, eu = two(world)
+    home.push(0)
+    world.run(2.0)
+    states = {shard: held.shard.state() for shard, held in eu.host.models["main"].held.items()}
+    for more in ({"written": None}, {"written": frozenset[int](), "optimiser_state": True}):
+        with pytest.raises(ParametersRefused, match=r"sync\.optimiser_state"):
+            world.server("heir", 1, states=states, fence=20, **more)  # type: ignore[arg-type]
 
 
 def request(method: str, message: msgspec.Struct, arrays: tuple[np.ndarray, ...] = ()) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from services.rpc.codec import Array, Failure, Reply, Request, decode, encode
 from services.rpc.server import Call
 from sync.clock import HybridClock
 from sync.pushes import Push, Watermark
+from sync.replica import ShardState
 
 SHARDS = 2
 KEYS = np.arange(100, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -177,12 +178,14 @@ class World:
         shards: int = SHARDS,
         declaration: Declaration | None = DECLARATION,
         optimiser_state: bool = False,
+        states: Mapping[int, ShardState] | None = None,
+        fence: int = 2,
     ) -> Server:
-        """A region of one server that leads all shards."""
+        """A region of one server that leads all shards from ``fence`` on, and begins with the ``states`` of them."""
         clock = Hands(self.clock.now_s)
         host = Host(
             HostConfig(name, shards, 1_000, number, written, optimiser_state),
-            Kept(),
+            Kept(lambda _model, shard: None if states is None else states[shard]),
             Numbers(),
             HybridClock(clock.physical_us),
         )
@@ -202,7 +205,7 @@ class World:
         if declaration is not None:
             host.declare(declaration)
         for shard in range(shards):
-            host.lead(shard, 2 + shard)
+            host.lead(shard, fence + shard)
         self.servers[name] = found
         return found
 
