@@ -10,7 +10,7 @@ Exceptions::
     │   ├── BadPush          an offset or predecessor that no log can produce
     │   ├── OutOfOrder       a step that does not follow the newest one
     │   ├── ClockAhead       a version further in the future than clocks may differ
-    │   ├── Unsettled        a full replacement during which others told what it was to undo
+    │   ├── Unsettled        a retirement of writers of whom more is here than there should be
     │   └── TooManySources   one more source of pushes than the bound allows
     ├── TableFull            the bound on rows is reached; nothing was changed
     ├── RecordDamaged        bytes or arrays that are not a whole, unaltered record
@@ -54,7 +54,7 @@ class ClockAhead(PeerFault):
 
 
 class Unsettled(PeerFault):
-    """A full replacement is to be begun again: meanwhile others told what a retired writer wrote too late."""
+    """More is here of a writer that was retired than there should be; only a full replacement undoes that."""
 
 
 class TooManySources(PeerFault):

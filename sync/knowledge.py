@@ -70,7 +70,8 @@ class Horizon:
         known = epochs or {}
         if retired < self.retired:
             # Another retirement than the one before this: by an owner that did not know of it.
-            if retired != self.retired_before or not covers(knowledge, self.last):
+            # Who says that it knows nothing may hold anything.
+            if not knowledge or retired != self.retired_before or not covers(knowledge, self.last):
                 return False
             if any(
                 time > self.last.get(writer, 0) and known.get(writer, 0) < self.retired

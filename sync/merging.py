@@ -197,11 +197,10 @@ def omitted(here: Contents, learned: Learned, whole: Mapping[str, Keys]) -> tupl
 def unsettled(
     here: Contents, update: Update, dropped: Collection[tuple[str, Keys]]
 ) -> tuple[int, tuple[str, ...]]:
-    """What would stay of retired writers beyond their last versions after the last piece ``update`` of a full
-    replacement: how many rows and graves, which came from somebody else while it was on its way, and the dense tables
-    of generations that only these writers published."""
-    assert update.final is not None
-    horizon = update.final.horizon
+    """What would stay of retired writers beyond their last versions once ``update`` told of their retirement: how many
+    rows and graves, and the dense tables of generations that only these writers published."""
+    assert update.learned is not None
+    horizon = update.learned.horizon
     epochs = here.epochs | dict(update.epochs)
     limits = {
         writer: horizon.last.get(writer, 0) if horizon.retired_before <= epoch < horizon.retired else MAX_TIME
@@ -213,7 +212,10 @@ def unsettled(
     for spec in here.specs:
         if spec.placement == "single":
             one = here.dense(spec.name)
-            if one.time > limits.get(one.writer, MAX_TIME) and spec.name not in told:
+            # A full replacement tells of all generations that there are.
+            closed = update.final is not None and epochs.get(one.writer, 0) < horizon.retired
+            beyond_last = closed or one.time > limits.get(one.writer, MAX_TIME)
+            if one.number and beyond_last and spec.name not in told:
                 published.append(spec.name)
             continue
         gone = [keys for name, keys in dropped if name == spec.name]

@@ -28,7 +28,7 @@ from sync.contents import (
 )
 from sync.errors import BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable, Unsettled
 from sync.guard import NormState
-from sync.knowledge import joined
+from sync.knowledge import Horizon, joined
 from sync.merging import check, is_news, omitted, times, unsettled, winners
 from sync.pushes import Progress, Source
 from sync.records import Delta, Generation, Graves, Head, Learned, Update
@@ -147,8 +147,8 @@ class Replica(Contents):
             self.table(name).reserve(np.concatenate([part.keys for part in won.rows if part.table == name]))
         learned = update.learned
         dropped = () if whole is None or learned is None else omitted(self, learned, whole)
-        if whole is not None and update.final is not None and update.final.horizon.retired > self.horizon.retired:
-            dropped += self._settled(update, dropped)
+        if learned is not None and learned.horizon.retired > self.horizon.retired:
+            dropped += self._settled(update, learned.horizon, won.epochs, dropped)
         self.counts.covered_rows_total += won.covered
         self.counts.lost_rows_total += won.lost
         if not (won.rows or won.graves or won.generations or dropped or is_news(self, learned, won.epochs)):
@@ -173,12 +173,17 @@ class Replica(Contents):
             self.on_delta(delta)
         return delta
 
-    def _settled(self, update: Update, dropped: Dropped) -> Dropped:
-        """What else is to be dropped at the end of a full replacement that tells of a retirement."""
+    def _settled(
+        self, update: Update, horizon: Horizon, epochs: Mapping[int, int], dropped: Dropped
+    ) -> Dropped:
+        """What else is to be dropped with an update that tells of a retirement. Raises Unsettled where more is here of
+        retired writers than there should be, and the update does not undo it: it is the last of a full replacement
+        during which others told more, or the sender did not know."""
         rows, published = unsettled(self, update, dropped)
-        if rows:
+        passed = horizon.passed_by(self.knowledge, self.horizon.retired, self.epochs | dict(epochs))
+        if rows or (update.final is None and (published or not passed)):
             raise Unsettled(
-                f"shard {self.shard_id}: {rows} rows of retired writers came from elsewhere during a full replacement"
+                f"shard {self.shard_id}: {rows} rows of retired writers are known here only; all is asked for anew"
             )
         return tuple((table, np.zeros(0, np.uint64)) for table in published)
 
@@ -212,6 +217,7 @@ class Replica(Contents):
         """Take over rows of a snapshot. Raises SnapshotDamaged where they do not fit the table."""
         try:
             self._put(rows)
+            self._stepped = self._sequence
         except (UnknownTable, BadShape, TableFull) as error:
             raise SnapshotDamaged(str(error)) from error
 
@@ -219,6 +225,7 @@ class Replica(Contents):
         """Take over graves of a snapshot. Raises SnapshotDamaged for an unknown table."""
         try:
             self._bury(graves)
+            self._stepped = self._sequence
         except UnknownTable as error:
             raise SnapshotDamaged(str(error)) from error
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sync.errors import ClockAhead, PeerFault, TableFull
+from sync.errors import ClockAhead, PeerFault, TableFull, Unsettled
 from sync.exchange.messages import Batch, Piece, Pull, ShardName, Want
 from sync.exchange.pace import Pace
 from sync.knowledge import Knowledge
@@ -104,6 +104,8 @@ class Puller:
         self._standings: dict[ShardName, Standing] = {}
         self._resting: dict[ShardName, float] = {}
         """Until when shards are not wanted, as a piece of theirs could not be taken."""
+        self._anew: set[ShardName] = set()
+        """Shards of which everything is wanted, whatever is here."""
         self._stream = first_stream
         self._asked = self._taken = 0
         self._open: dict[int, tuple[float, int, float]] = {}
@@ -158,6 +160,8 @@ class Puller:
         """``name`` anew: rounds are as large as the pulls that begin them."""
         self._having[name] = _Shard(replica, self._asked)
         self._standings.setdefault(name, Standing()).left = 0
+        if name in self._anew:
+            return Want(name, self._asked)
         _, token = self._tokens.get(name, (None, None))
         return Want(name, self._asked, dict(replica.knowledge), replica.horizon.retired, token)
 
@@ -216,6 +220,8 @@ class Puller:
         self.counts.ahead_total += isinstance(error, ClockAhead)
         self.counts.last_fault = str(error)
         self._having[name].stale = True
+        if isinstance(error, Unsettled):
+            self._anew.add(name)
         self._resting[name] = now_s + LAST_RETRY_S * self._rng.uniform(0.5, 1.0)
 
     def _note_clock(self, batch: Batch, round_trip_s: float, clock_us: int) -> None:
@@ -253,6 +259,7 @@ class Puller:
         delta = having.replica.merge(update, whole)
         if piece.token is not None:
             having.named = having.kept = None
+            self._anew.discard(piece.shard)
             self._tokens[piece.shard] = having.replica, piece.token
             learned.append(piece.shard)
         rows = 0

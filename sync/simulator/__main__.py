@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     broken, did, begun_s, shown_s = 0, Counter[str](), time.monotonic(), 0.0
     for seed in seeds:
         fault, outcome = run(seed, verbose=asked.verbose)
-        did.update(outcome.did | {"writes": outcome.writes, "events": outcome.events, "checks": outcome.checks})
+        did.update(
+            outcome.did | {"writes": outcome.writes, "events": outcome.events, "checks": outcome.checks}
+        )
         if fault:
             broken += 1
             print(f"seed {seed}: {fault}\n  again: python -m sync.simulator --seed {seed} -v", flush=True)

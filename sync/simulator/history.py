@@ -117,7 +117,9 @@ class History:
     # What there is
 
     def _member(self, number: int) -> _Member:
-        skew_s = self._rng.uniform(-MAX_SKEW_S, MAX_SKEW_S) if self._skewed else self._rng.uniform(-0.01, 0.01)
+        skew_s = (
+            self._rng.uniform(-MAX_SKEW_S, MAX_SKEW_S) if self._skewed else self._rng.uniform(-0.01, 0.01)
+        )
         clock = MachineClock(self._queue, skew_s, self._rng.uniform(-1e-3, 1e-3))
         node = Node(
             f"n{number}", f"p{number}", self._queue, self._network, clock,
@@ -196,7 +198,8 @@ class History:
         for name, shard in member.node.shards.items():
             if self._rng.random() < 0.3:
                 member.readers[name].read(shard)
-            if self.fenced and name in member.owns and max(shard.epochs.values()) > shard.epochs[shard.writer]:
+            newest = max(shard.horizon.retired, *shard.epochs.values())
+            if self.fenced and name in member.owns and newest > shard.epochs[shard.writer]:
                 # It hears of its successor.
                 member.owns.discard(name)
 
@@ -369,6 +372,8 @@ class History:
         if found is None:
             return False
         name, shard = found
+        if self.fenced:
+            self._retire_at(name, shard, None)
         held = self._knowledge(name)
         if not self.fenced:
             # Nothing guards against whoever comes back with less and writes: all that is durable must cover the graves.
@@ -377,19 +382,26 @@ class History:
         return shard.collect(met(held)) > 0
 
     def _collect_wrong(self, member: _Member) -> bool:
-        found = self._own_shard(member)
-        return found is not None and found[1].collect(dict(found[1].knowledge)) > 0
-
-    def _retire(self, member: _Member) -> bool:
-        """As an owner does of whom all are told that it reaches."""
+        """As if those were gone for ever that are not reached."""
         found = self._own_shard(member)
         if found is None:
             return False
         name, shard = found
-        everyone = self._knowledge(name, reached_from=member if self._rng.random() < 0.5 else None)
+        self._retire_at(name, shard, member)
+        return shard.collect(dict(shard.knowledge)) > 0
+
+    def _retire(self, member: _Member) -> bool:
+        found = self._own_shard(member)
+        return found is not None and self._retire_at(*found, member if self._rng.random() < 0.5 else None)
+
+    def _retire_at(self, name: ShardName, shard: Shard, reached_from: _Member | None) -> bool:
+        """Retire whom everyone knows, or everyone that is reached; the owner has all that they have."""
+        everyone = self._knowledge(name, reached_from=reached_from)
         epoch = shard.epochs[shard.writer]
         older = {
-            writer: time for writer, time in joined(*everyone).items() if self.ledger.epochs[name][writer] < epoch
+            writer: time
+            for writer, time in joined(*everyone).items()
+            if self.ledger.epochs[name][writer] < epoch
         }
         return covers(shard.knowledge, older) and shard.retire(epoch, met(everyone))
 

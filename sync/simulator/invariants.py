@@ -156,7 +156,11 @@ def difference(one: Shard, other: Shard, epochs: Mapping[int, int]) -> str:
         pair = [found[place].order if place in found else None for found in (mine, theirs)]
         return f"{len(places)} rows, {place}: {pair[0]} and {pair[1]}"
     for here, there in zip(one.generations(), other.generations(), strict=False):
-        if (here.number, here.time, here.values.tobytes()) != (there.number, there.time, there.values.tobytes()):
+        if (here.number, here.time, here.values.tobytes()) != (
+            there.number,
+            there.time,
+            there.values.tobytes(),
+        ):
             return f"generation {here.number} of {here.time}, {there.number} of {there.time}"
     if len(one.generations()) != len(other.generations()):
         return "generations"
