@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from sync.columns import Columns
 from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, prefetch, u32, u64, void
-from sync.knowledge import joined, vector_of
+from sync.knowledge import Known, joined, vector_of
 
 Sequences = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
@@ -130,11 +130,61 @@ def _urgent(
     capacity = ring_slots.shape[0]
     start = int(ring_sequences[capacity])
     found = 0
-    for i in range(_first_after(after, start, capacity, ring_sequences), capacity):
-        at = (start + i) % capacity
+    first = _first_after(after, start, capacity, ring_sequences)
+    following = (start + first) % capacity
+    for _ in range(first, capacity):
+        at = following
+        following = at + 1 if at + 1 < capacity else 0
         if ring_priorities[at] >= least and changed_at[ring_slots[at]] == ring_sequences[at]:
             sequences[found] = ring_sequences[at]
             slots[found] = ring_slots[at]
+            found += 1
+    return found
+
+
+@kernel(
+    i64(inp(u64), inp(u32), inp(i64), inp(u64), inp(u32), inp(i64), inp(i32), out(i64), out(i32))
+)  # fmt: skip
+def _uncovered(
+    known_times: Times,
+    known_writers: Writers,
+    changed_at: Sequences,
+    version_time: Times,
+    version_writer: Writers,
+    ring_sequences: Sequences,
+    ring_slots: Slots,
+    sequences: Sequences,
+    slots: Slots,
+) -> int:
+    """The valid entries whose versions the vector (``known_times``, ``known_writers``) does not cover, ascending;
+    returns how many."""
+    capacity = ring_slots.shape[0]
+    start = int(ring_sequences[capacity])
+    count = known_writers.shape[0]
+    known = 0
+    found = 0
+    first = _first_after(0, start, capacity, ring_sequences)
+    following = (start + first) % capacity
+    for i in range(first, capacity):
+        at = following
+        following = at + 1 if at + 1 < capacity else 0
+        if i + _AHEAD < capacity:
+            ahead = at + _AHEAD
+            next_slot = int(ring_slots[ahead if ahead < capacity else ahead - capacity])
+            prefetch(changed_at, next_slot)
+            prefetch(version_time, next_slot)
+            prefetch(version_writer, next_slot)
+        slot = ring_slots[at]
+        if changed_at[slot] != ring_sequences[at]:
+            continue
+        writer = version_writer[slot]
+        if known >= count or known_writers[known] != writer:
+            known = 0
+            while known < count and known_writers[known] != writer:
+                known += 1
+        if known == count or version_time[slot] > known_times[known]:
+            sequences[found] = ring_sequences[at]
+            slots[found] = slot
             found += 1
     return found
 
@@ -153,10 +203,13 @@ def _collect(
     capacity = ring_slots.shape[0]
     start = int(ring_sequences[capacity])
     found = 0
-    for i in range(_first_after(after, start, capacity, ring_sequences), capacity):
+    first = _first_after(after, start, capacity, ring_sequences)
+    following = (start + first) % capacity
+    for _ in range(first, capacity):
         if found == limit:
             break
-        at = (start + i) % capacity
+        at = following
+        following = at + 1 if at + 1 < capacity else 0
         slot = ring_slots[at]
         if changed_at[slot] == ring_sequences[at]:
             sequences[found] = ring_sequences[at]
@@ -245,6 +298,19 @@ class ChangeRing:
             self._groups.append(_Group(begin, self._entered, vector))
         while self._groups and self._groups[0].begin < self._entered - capacity:
             self.dominator = joined(self.dominator, self._groups.popleft().vector)
+
+    def uncovered(self, known: Known, columns: Columns) -> tuple[Sequences, Slots] | None:
+        """The changes whose versions ``known`` does not cover: numbers, ascending, and slots. None where the ring does
+        not reach back to all of them."""
+        if not known.covers(self.dominator):
+            return None
+        room = min(len(self.ring_slots), self._entered)
+        sequences, slots = np.empty(room, np.int64), np.empty(room, np.int32)
+        found = _uncovered(
+            known.times, known.writers, columns.changed_at, columns.version_time, columns.version_writer,
+            self.ring_sequences, self.ring_slots, sequences, slots,
+        )  # fmt: skip
+        return sequences[:found].copy(), slots[:found].copy()
 
     def urgent(self, sequence: int, least: float, changed_at: Sequences) -> tuple[Sequences, Slots]:
         """The changes after ``sequence``, as far as the ring reaches back, whose priority is at least ``least`` and not

@@ -130,6 +130,11 @@ class Graveyard:
         """The oldest ``limit`` graves dug after ``sequence``: their numbers, ascending, and places."""
         return self.ring.after(sequence, limit, self._columns.changed_at[: self._index.slots])
 
+    def uncovered(self, known: Known) -> tuple[Sequences, Slots] | None:
+        """The graves whose versions ``known`` does not cover: numbers, ascending, and places. None where the ring does
+        not reach back to all of them."""
+        return self.ring.uncovered(known, self._columns)
+
     def urgent(self, sequence: int, least: float) -> tuple[Sequences, Slots]:
         """The graves dug after ``sequence`` whose priority is at least ``least``: numbers, ascending, and places."""
         return self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])

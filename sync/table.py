@@ -389,15 +389,14 @@ class Table:
         return sequences[order], slots[order]
 
     def cached(self, known: Known) -> Slots | None:
-        """Where everything is that ``known`` does not cover, as ``changed_after`` tells it, out of the update caches
-        alone; None where these do not reach back so far."""
-        if not (known.covers(self.ring.dominator) and known.covers(self.graves.ring.dominator)):
+        """Where everything is that ``known`` does not cover, the longest unchanged first, as ``changed_after`` tells
+        it, out of the update caches alone; None where these do not reach back so far."""
+        rows, buried = self.ring.uncovered(known, self._columns), self.graves.uncovered(known)
+        if rows is None or buried is None:
             return None
-        limit = np.iinfo(np.int32).max
-        sequences, slots = self.ring.after(
-            self.ring.floor, limit, self._columns.changed_at[: self._index.slots]
-        )
-        dug, places = self.graves.changed_after(self.graves.ring.floor, limit)
+        (sequences, slots), (dug, places) = rows, buried
+        if not len(dug):
+            return slots
         return np.concatenate([slots, ~places])[np.argsort(np.concatenate([sequences, dug]), kind="stable")]
 
     def scan(self, known: Known) -> Keys:

@@ -40,12 +40,10 @@ def missing(replica: Replica, known: Known, since: int | None) -> list[Found]:
 
 
 def _missing(table: Table, known: Known, since: int | None) -> Found:
-    how: How = "token"
-    slots: npt.NDArray[np.int32] | None
     if since is not None and table.reaches(since):
         _, slots = table.changed_after(since, _ALL)
-    else:
-        how, slots = "cache", table.cached(known)
-    if slots is None:
-        return Found(table.spec.name, table.scan(known), "scan")
-    return Found(table.spec.name, table.keys_at(slots[known.above(*table.versions_at(slots))]), how)
+        return Found(table.spec.name, table.keys_at(slots[known.above(*table.versions_at(slots))]), "token")
+    cached = table.cached(known)
+    if cached is not None:
+        return Found(table.spec.name, table.keys_at(cached), "cache")
+    return Found(table.spec.name, table.scan(known), "scan")
