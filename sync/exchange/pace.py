@@ -94,6 +94,11 @@ class Pace:
         """What was paid for is not coming."""
         self._not_before_s -= price_s
 
+    def forget(self) -> None:
+        """An answer never came: the link may be another one now, so what it carried before says nothing any more."""
+        self._rates.clear()
+        self.rate = 0.0
+
     def note(
         self, nbytes: int, asked: int, sent_s: float, parked_s: float, now_s: float, price_s: float = 0.0
     ) -> None:

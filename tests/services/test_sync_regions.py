@@ -149,6 +149,25 @@ def test_a_killed_leader_at_home_or_in_the_region_holds_nothing_up_for_longer_th
         assert trainer.lost == 0
 
 
+def test_a_home_that_is_killed_and_comes_back_is_followed_again(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    region = following(home, tmp_path)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home)
+        trainer.step(10)
+        declared(reader)
+        same(at_home, reader)
+        (server,) = home.servers.values()
+        for _ in range(2):
+            # What was not on disk is pushed again, and wins over what the region had of it.
+            trainer.step(5)
+            server.kill()
+            server.start()
+            trainer.step(5)
+            same(at_home, reader)
+
+
 def test_no_region_ever_holds_a_step_that_a_fail_over_at_home_loses(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0, servers=3, replicas=3, replication="quorum")
     region = following(home, tmp_path)
@@ -207,6 +226,44 @@ def test_a_link_that_breaks_or_goes_silent_costs_only_its_time(tmp_path: Path) -
             assert found_by(at_home, "scan") == 0
 
 
+def test_a_link_that_becomes_a_hundred_times_slower_goes_on_carrying(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    (address,) = home.addresses.values()
+    with emulated(address, parse_conditions("delay=10ms,rate=100mbit")) as link:
+        region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=(link.address,)))
+        with running(home, region), home.client() as at_home, region.client() as reader:
+            wide = TableSpec("items", 64, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad", 0.1))
+            at_home.declare("main", (wide, SPECS[1]), "fp-1")
+            offset = 0
+
+            def push(rows: int) -> None:
+                nonlocal offset
+                keys = (np.arange(rows, dtype=np.uint64) + np.uint64(offset * 100_000)) * np.uint64(
+                    0x9E3779B97F4A7C15
+                )
+                parts = {"items": (keys, np.ones((rows, 64), np.float32))}
+                at_home.push("main", SOURCE, offset, dict.fromkeys(range(2), offset - 1), 0, None, parts)
+                offset += 1
+
+            def told() -> float:
+                return counted(reader, r'headwater_sync_upstream_rows_total\{upstream=".*"\}')
+
+            for _ in range(5):
+                push(10_000)
+            eventually(lambda: told() == 50_000)
+            link.set(parse_conditions("delay=10ms,rate=1mbit"))
+            # 5.5 MB, which would take three quarters of a minute.
+            push(20_000)
+            eventually(lambda: told() > 50_500)
+            before, began_s = told(), time.monotonic()
+            time.sleep(6.0)
+            rate = (told() - before) * 276 * 8 / (time.monotonic() - began_s)
+            print(f"{rate / 1e6:.2f} Mbit/s of 1")
+            assert rate > 0.5e6
+            link.set(parse_conditions("delay=10ms,rate=100mbit"))
+            eventually(lambda: told() == 70_000)
+
+
 def test_a_region_that_restarts_catches_up_by_what_it_knows(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0)
     region = following(home, tmp_path)
@@ -219,6 +276,8 @@ def test_a_region_that_restarts_catches_up_by_what_it_knows(tmp_path: Path) -> N
             same(at_home, reader)
         before: Seen = seen(at_home)
         (server,) = region.servers.values()
+        # What was not on disk yet would have to come again.
+        time.sleep(0.5)
         server.kill()
         few = Trainer(at_home, keys=3)
         few.offset = trainer.offset

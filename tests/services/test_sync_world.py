@@ -14,11 +14,15 @@ from services.parameter_server.declarations import Declaration
 from services.parameter_server.messages import (
     AppliedReply,
     AppliedRequest,
+    ChangesReply,
+    ChangesRequest,
     Part,
     PublishReply,
     PublishRequest,
     PushRequest,
     PushResponse,
+    ShardCursor,
+    ShardDelta,
     pack,
     unpack,
 )
@@ -75,6 +79,45 @@ def test_no_step_leaves_before_this_regions_replicas_hold_it() -> None:
     home.pending = {}
     world.run(0.1)
     assert eu.rows() == home.rows()
+
+
+def test_readers_of_changes_in_the_region_hear_of_rows_generations_and_watermarks() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    dense = eu.host.shard_of("dense")
+    cursors = [ShardCursor(shard) for shard in range(2)]
+
+    def changes() -> dict[int, ShardDelta]:
+        found = eu.host.changes(ChangesRequest("main", 1, ["items"], cursors, 1_000, 0))
+        if found is None:
+            return {}
+        reply, _ = found
+        assert isinstance(reply, ChangesReply)
+        for delta in reply.deltas:
+            cursors[delta.cursor.shard] = delta.cursor
+        return {delta.cursor.shard: delta for delta in reply.deltas}
+
+    assert set(changes()) == {0, 1}
+    assert changes() == {}
+    home.push(0)
+    world.run(0.05)
+    told = changes()
+    assert {shard: (delta.parts, delta.marks) for shard, delta in told.items()} == {
+        shard: ([("items", 20)], [("events", 0, 0, 1_000)]) for shard in range(2)
+    }
+    assert changes() == {}
+    chunks = np.arange(3, dtype=np.uint64)
+    live = home.host.models["main"].held[dense].shard
+    live.push(Push(Source("other", 0), 0, -1, None, (("dense", chunks, np.ones((3, 8), np.float32)),)))
+    number = home.host.publish("main", "dense")
+    world.run(0.05)
+    told = changes()
+    assert set(told) == {dense}
+    assert told[dense].cursor.generation == number
+    # Nothing is published in a region that only follows, whatever the interval.
+    eu.host.publish_all()
+    assert changes() == {}
 
 
 def test_a_model_declared_at_home_is_declared_in_the_region_and_written_down() -> None:

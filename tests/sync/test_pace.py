@@ -175,3 +175,13 @@ class TestNotes:
         assert len(pace._rates) <= 256
         assert len(pace._delays) <= 256
         assert len(pace._arrived) <= 256
+
+
+def test_what_a_link_carried_is_forgotten_with_it() -> None:
+    pace = Pace(PaceConfig(min_bytes=1_000))
+    pace.note(1_000_000, 1_000_000, 0.0, 0.0, 0.1)
+    assert pace.budget == 1_000_000
+    pace.forget()
+    assert (pace.rate, pace.budget) == (0.0, 1_000)
+    pace.note(1_000, 1_000, 5.0, 0.0, 6.0)
+    assert pace.rate == pytest.approx(1_000.0)

@@ -33,6 +33,8 @@ from sync.replica import Replica
 MAX_BATCH_BYTES: Final = 2**20
 """Of one batch: some milliseconds to take over, in which no call is answered."""
 READS: Final = frozenset(("pull", "changes", "dense"))
+MAX_WINDOW: Final = 32
+"""Pulls that may be open at once, well below what a source takes: that fills a gigabit over a fifth of a second."""
 CLOCKS_S: Final = 1.0
 MERGE_AGAIN_S: Final = 0.005
 """Pause where batches wait and no step may be taken: the disk is slow, or a shard is being handed over."""
@@ -109,8 +111,8 @@ class Syncing:
     def _upstream(self, address: str, links: Links) -> Upstream:
         config = self.config
         pace = PaceConfig(
-            max_bytes=MAX_BATCH_BYTES, max_bandwidth=config.max_bandwidth, window=config.window,
-            max_window=max(16, config.window),
+            max_bytes=MAX_BATCH_BYTES, max_bandwidth=config.max_bandwidth, window=min(config.window, MAX_WINDOW),
+            max_window=MAX_WINDOW,
         )  # fmt: skip
         template = SyncRequest(
             puller=f"{config.region}/{self.host.config.name}/{address}",

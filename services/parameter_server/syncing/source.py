@@ -145,6 +145,8 @@ class Source:
     def turn(self) -> bool:
         """Answer what can be answered now. Whether anything was."""
         now = self._clock.monotonic()
+        if self._answers.waiting:
+            self._answers.release(now)
         if not self.peers:
             return False
         self._look()
@@ -157,8 +159,6 @@ class Source:
                 self.counts.late_total += 1
             else:
                 self._send(call, batch, peer)
-        if self._answers.waiting:
-            self._answers.release(now)
         if now >= self._next_sweep_s:
             self._next_sweep_s = now + SWEEP_S
             self._sweep(now)

@@ -32,7 +32,10 @@ from sync.replica import Replica
 
 GRACE_S: Final = 1.0
 """Beside what a pull waits at the source, and what its bytes take: for the way."""
-LONGEST_PATIENCE_S: Final = 32.0
+LONGEST_PATIENCE_S: Final = 4.0
+"""How much longer is waited for a source that did not answer before: the link may be slow. Not so long that it matters
+once a link that was cut is whole again."""
+LONGEST_SENDING_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 OnAnswer = Callable[[Reply | Failure | None], None]
@@ -198,7 +201,7 @@ class Upstream:
         rate = self.puller.pace.rate
         # Batches come one behind the other; a rate may have fallen since it was measured.
         sending_s = 2.0 * sum(self._open.values()) / rate if rate else 0.0
-        return pull.wait_s + GRACE_S + min(sending_s, LONGEST_PATIENCE_S) + self._patience_s
+        return pull.wait_s + GRACE_S + min(sending_s, LONGEST_SENDING_S) + self._patience_s
 
     def _answered(self, pull: Pull, answer: Reply | Failure | None) -> None:
         if pull.stream != self._stream:
@@ -208,6 +211,7 @@ class Upstream:
             # A connection that lost something is slow to notice that all is well again; a new one is not.
             self.counts.expired_total += 1
             self._patience_s = min(max(1.0, 2.0 * self._patience_s), LONGEST_PATIENCE_S)
+            self.puller.pace.forget()
             self._fail("the source does not answer", reconnect=True)
         elif isinstance(answer, Failure):
             if answer.code == OTHER_SHARDS:
