@@ -133,8 +133,7 @@ class Delta:
 
     ``position``: one more than the step before. ``epoch``: the fencing epoch of the owner that wrote it.
     ``clock``: the owner's last version time. ``progress``: the sources that advanced. ``counted``: keys that a
-    push counted for admission, by table; ``norms``: running gradient norms that moved. ``published``: dense
-    tables whose live values became the generation named, at version time ``clock``; ``collected``: tables whose
+    push counted for admission, by table; ``norms``: running gradient norms that moved. ``collected``: tables whose
     graves up to these versions were forgotten.
 
     A step that took over what another replica wrote, instead of writing itself, has ``learned``, maybe of nothing;
@@ -151,7 +150,6 @@ class Delta:
     graves: tuple[Graves, ...] = ()
     counted: tuple[tuple[str, Keys], ...] = ()
     norms: tuple[tuple[str, NormState], ...] = ()
-    published: tuple[tuple[str, int], ...] = ()
     collected: tuple[tuple[str, Knowledge], ...] = ()
     learned: Learned | None = None
     epochs: Mapping[int, int] = field(default_factory=dict)
