@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sync.exchange import Batch, FeedConfig, PaceConfig, Pull, ShardName, Want
-from sync.knowledge import Knowledge
+from sync.knowledge import Knowledge, Known
 from sync.replica import Token
-from tests.support.exchange import ROW_BYTES, Pair, bulk, keys_of, pieces
+from tests.support.exchange import ROW_BYTES, Pair, Wire, bulk, keys_of, pieces, run
 from tests.support.replicas import graves, push, rows, update
 from tests.support.twins import told_by
 
@@ -518,3 +518,58 @@ def test_what_pullers_hold_is_met_over_those_heard_of_lately() -> None:
     source.feeds.take("c", Pull(1, 1, 10, 1.0, (Want(NAME, 1),)), source.now_s + 2)
     assert source.feeds.held_by_all(NAME, {1: 9}, source.now_s + 2) == {}
     assert source.feeds.held_by_all(NAME, {1: 9}, source.now_s + 4_000) == {1: 9}
+
+
+class TestCongestion:
+    """Over a link that cannot carry what changes: urgent rows come soon, the others within bounds."""
+
+    def delays(self, seconds: float, changed: int, max_staleness_s: float) -> tuple[list[float], Pair]:
+        """For one urgent row every half second, how long it took; ``changed`` others change every 20 ms."""
+        pair = Pair(
+            config=FeedConfig(priority_share=0.001, max_staleness_s=max_staleness_s),
+            pace=PaceConfig(min_bytes=4_096),
+            change_capacity=100_000,
+        )
+        rng, number, late = np.random.default_rng(0), 0, list[float]()
+        sent: dict[int, float] = {}
+
+        def work(at_s: float) -> None:
+            nonlocal number
+            push(pair.home[NAME], rng.integers(0, 20_000, changed).tolist(), 0.1)
+            if int(at_s / 0.5) > number:
+                number += 1
+                sent[100_000 + number] = pair.now_s
+                push(pair.home[NAME], [100_000 + number], 20.0)
+
+        def came(batch: Batch) -> None:
+            for key in set(keys_of(batch.pieces)) & set(sent):
+                late.append(pair.now_s - sent.pop(key))
+
+        run(pair, Wire(100_000.0, 0.05), seconds, work, step_s=0.02, on_taken=came)
+        assert len(sent) <= 4
+        return late, pair
+
+    def test_urgent_rows_come_within_a_second_and_the_others_are_not_forgotten(self) -> None:
+        late, pair = self.delays(20.0, 150, 5.0)
+        # 210,000 bytes/s change, less than half of which crosses.
+        assert float(np.median(late[4:])) < 0.6
+        assert max(late[4:]) < 1.5
+        assert pair.feeds.counts.urgent_rows_total >= 25
+        # The oldest change that the region lacks is not older than a rest and two exchanges.
+        lacking = Known.of(dict(pair.region[NAME].knowledge)).scan(
+            *pair.home[NAME].table("rows").versions(np.arange(20_000, dtype=np.uint64))
+        )
+        held, _ = pair.region[NAME].table("rows").versions(np.arange(20_000, dtype=np.uint64))
+        fresh, _ = pair.home[NAME].table("rows").versions(np.arange(20_000, dtype=np.uint64))
+        assert len(lacking) > 0
+        behind = fresh[(held != fresh) & (fresh > 0)]
+        assert (pair.clock.now_us - int(behind.min())) / 1e6 < 5.0 + 2 * 20_000 * ROW_BYTES / 100_000
+
+    def test_a_link_with_room_for_all_brings_everything_soon(self) -> None:
+        late, pair = self.delays(10.0, 30, 5.0)
+        # 42,000 of 100,000 bytes/s: nothing rests, and nobody waits.
+        assert max(late[2:]) < 0.5
+        fresh, _ = pair.home[NAME].table("rows").versions(np.arange(20_000, dtype=np.uint64))
+        held, _ = pair.region[NAME].table("rows").versions(np.arange(20_000, dtype=np.uint64))
+        behind = fresh[(held != fresh) & (fresh > 0)]
+        assert (pair.clock.now_us - int(behind.min())) / 1e6 < 1.0
