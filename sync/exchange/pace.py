@@ -41,7 +41,8 @@ class Pace:
     """What one link can do. ``brake``: in [0, 1], how much of it is to be left to others at the moment."""
 
     __slots__ = (
-        "_arrived", "_config", "_delays", "_not_before_s", "_rates", "brake", "bytes_total", "rate", "round_trip_s",
+        "_arrived", "_brief", "_config", "_delays", "_not_before_s", "_rates", "brake", "bytes_total", "rate",
+        "round_trip_s",
     )  # fmt: skip
 
     def __init__(self, config: PaceConfig, brake: Callable[[], float] = lambda: 0.0) -> None:
@@ -56,10 +57,18 @@ class Pace:
         """Bytes a second that the link was seen to carry, 0 while unknown."""
         self.round_trip_s = 0.0
         """The least time between a pull and its answer, waiting at the source taken off; 0 while unknown."""
+        self._brief: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        """When batches came within the last second that told all that there was."""
 
     @property
     def budget(self) -> int:
-        """Bytes that the next batch may have."""
+        """Bytes that the next batch may have. What is open together allows no more than fills the link."""
+        filling = self._filling
+        return max(self._whole * filling // max(self.window, filling), min(self._config.min_bytes, _UNIT))
+
+    @property
+    def _whole(self) -> int:
+        """Bytes that the link carries while one batch is to be on it."""
         config = self._config
         limit = (
             self.rate
@@ -70,9 +79,16 @@ class Pace:
 
     @property
     def window(self) -> int:
-        """Pulls that may be open at once: what fills the link for one and a half round trips."""
+        """Pulls that may be open at once: what fills the link for one and a half round trips, and as many as are
+        answered meanwhile, so that one waits at the source whenever something changes."""
+        answered = math.ceil(1.5 * len(self._brief) * self.round_trip_s) + 1
+        return min(max(answered, self._filling), self._config.max_window)
+
+    @property
+    def _filling(self) -> int:
+        """Pulls of whole batches that fill the link."""
         config = self._config
-        wanted = round(1.5 * self.rate * self.round_trip_s / self.budget) + 1
+        wanted = round(1.5 * self.rate * self.round_trip_s / self._whole) + 1
         return min(max(wanted, config.window), config.max_window)
 
     def may_ask(self, now_s: float) -> bool:
@@ -118,6 +134,10 @@ class Pace:
             self._delays.popleft()
         self.rate = max((rate for _, rate in self._rates), default=0.0)
         self.round_trip_s = min(delay for _, delay in self._delays)
+        if nbytes * 2 < asked:
+            self._brief.append(now_s)
+        while self._brief and self._brief[0] < now_s - 1.0:
+            self._brief.popleft()
         # What is small is free: it is what a link without news costs.
         used = nbytes if nbytes >= _UNIT else 0
         self.refund(price_s * (1.0 - used / max(asked, 1)))

@@ -185,3 +185,28 @@ def test_what_a_link_carried_is_forgotten_with_it() -> None:
     assert (pace.rate, pace.budget) == (0.0, 1_000)
     pace.note(1_000, 1_000, 5.0, 0.0, 6.0)
     assert pace.rate == pytest.approx(1_000.0)
+
+
+def test_where_there_is_news_all_the_time_a_pull_waits_at_the_source_for_it() -> None:
+    """A link of a fifth of a second and a change every 10 ms: with three pulls open, most changes would wait for the
+    next one to arrive."""
+    pair, rounds = Pair(config=FeedConfig(coalesce_s=0.005), pace=PaceConfig(), change_capacity=1_000), 0
+    wire = Wire(10 * MB, 0.1, 0.0)
+
+    def more(at_s: float) -> None:
+        nonlocal rounds
+        if at_s >= rounds * 0.01:
+            bulk(pair.home[NAME], rounds * 10, 10, pair.clock.now_us)
+            rounds += 1
+
+    assert pair.pace.window == PaceConfig().window
+    run(pair, wire, 6.0, more)
+    # About a hundred answers a second, each to a pull that is 0.2 s on its way: twenty, and half as many again.
+    assert pair.pace.window == PaceConfig().max_window
+    # Together they allow no more than three whole batches do.
+    assert (
+        pair.pace.budget * pair.pace.window
+        <= 3 * max(PaceConfig().min_bytes, round(pair.pace.rate * 0.1)) * 1.01
+    )
+    run(pair, wire, 6.0, lambda at_s: None)
+    assert pair.pace.window < PaceConfig().max_window
