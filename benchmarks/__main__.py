@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -19,6 +20,7 @@ NAMES: Final = {
     "pipeline": "events a second and freshness, from POST to visible in recommendations",
     "straggler": "time to a fixed AUC in each training mode, one of four trainers ten times slower",
     "serve": "requests a second and latency of /v1/recommendations",
+    "sync": "how changes are found and reach all regions: what each part is worth, other ways, many replicas",
 }
 
 
@@ -32,9 +34,13 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="end within 60 seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of sync: write its picture as PNG")
     options = parser.parse_args()
-    run: Callable[[bool, Console], list[Row]] = importlib.import_module(f"benchmarks.{options.name}").run
-    rows = run(options.quick, Console(stderr=True))
+    if options.plot is not None and options.name != "sync":
+        parser.error(f"{options.name} has no picture")
+    run: Callable[..., list[Row]] = importlib.import_module(f"benchmarks.{options.name}").run
+    more = {"plot": options.plot} if options.plot is not None else {}
+    rows = run(options.quick, Console(stderr=True), **more)
     if options.json:
         json.dump(as_json(options.name, rows), sys.stdout, indent=2)
         sys.stdout.write("\n")
