@@ -57,7 +57,9 @@ def _mlp(name: str, inputs: Tensor, dense: Mapping[str, Tensor], *, rectify_last
 
 @lru_cache(maxsize=64)
 def _below_diagonal(vectors: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
+    # Kept for all callers: made while scoring, they would be inference tensors, of no use in training.
+    with torch.inference_mode(mode=False):
+        rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
     return rows, columns
 
 

@@ -41,6 +41,14 @@ def test_interaction_takes_each_pair_once_and_no_square():
         np.testing.assert_allclose(inputs[row, 4:], dots, atol=1e-5)
 
 
+def test_scoring_first_leaves_nothing_that_breaks_training():
+    with torch.inference_mode():
+        interact(torch.zeros(1, 3), torch.zeros(1, 41, 3))  # a width that nobody else asks for
+    bottom = torch.ones(1, 3, requires_grad=True)
+    interact(bottom, torch.ones(1, 41, 3)).sum().backward()
+    assert bottom.grad is not None
+
+
 def test_logits_are_bottom_interaction_top():
     dense = dense_of(dlrm_tensors(3, 2, 4, (5,), (6,), 0.0))
     generator = torch.Generator().manual_seed(1)
