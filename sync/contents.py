@@ -262,6 +262,7 @@ class Contents:
     def _named_epochs(self) -> dict[int, int]:
         """Of the writers that a version here may be by: known, retired, or of rows that came out of turn."""
         writers = set(self.knowledge).union(*(table.writers() for table in self._tables.values()))
+        writers.update(one.writer for one in self.generations())
         return {w: e for w, e in self.epochs.items() if w in writers or e < self.horizon.retired}
 
     def page(

@@ -130,15 +130,15 @@ class _Final:
         """Which states of ``part`` [N] replace ``latest`` [N] though they are no news."""
         time, writer = latest
         other = (time != part.time) | (writer != part.writer)
-        wins = ~self.closed.above(time, writer) & other
+        wins: Wins = ~self.closed.above(time, writer) & other
         if self.complete:
             wins |= (time == 0) & ~self.closed.above(part.time, part.writer)
         return wins
 
     def is_undone(self, here: Generation, other: Generation) -> bool:
         """The same of a generation."""
-        closed = here.time > 0 and not _is_above(self.closed, here)
-        return closed and (here.time, here.writer) != (other.time, other.writer)
+        closed = here.time == 0 or not _is_above(self.closed, here)
+        return bool(closed) and (here.time, here.writer) != (other.time, other.writer)
 
 
 def _rows(part: Rows, wins: Wins) -> Rows:

@@ -8,15 +8,18 @@ owner at a time, the one that ``lead``s it under the newest fencing epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sync.clock import MAX_TIME
 from sync.dense import live_values
 from sync.errors import BadPush, BadSpec
-from sync.knowledge import Horizon, Knowledge, covers
+from sync.knowledge import Horizon, Knowledge, Known, covers
 from sync.pushes import NOTHING, Push, PushOutcome, Source
-from sync.records import Learned
+from sync.records import Graves, Learned
 from sync.records import Rows as StoredRows
 from sync.replica import Replica
 from sync.table import Prepared, Refused, Table
@@ -24,6 +27,7 @@ from sync.table import Prepared, Refused, Table
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
 Arrays = list[tuple[Keys, Rows]]
+Part = TypeVar("Part", StoredRows, Graves)
 
 
 class Shard(Replica):
@@ -201,15 +205,54 @@ class Shard(Replica):
 
     def _close(self, epoch: int) -> Learned:
         """Nothing that is not here of writers of fencing epochs below ``epoch`` counts any more."""
+        self._adopt(epoch)
         learned = Learned({}, Horizon({}, epoch, self.horizon.retired, self._older(epoch)))
         self._learn(learned)
         return learned
+
+    def _adopt(self, epoch: int) -> None:
+        """Write again what came here out of turn of writers of fencing epochs below ``epoch``, and is more than is
+        known of them: nobody can tell whether it is all of theirs, and now it is this writer's."""
+        older = self._older(epoch)
+        limits = {w: older.get(w, 0) if e < epoch else MAX_TIME for w, e in self.epochs.items()}
+        beyond = Known.of(limits)
+        told = [
+            part
+            for table in self._tables.values()
+            if table.spec.placement == "hashed"
+            for part in table.told(table.located(table.scan(beyond)))
+            if len(part.keys)
+        ]
+        published = [one for one in self.generations() if one.time > limits.get(one.writer, MAX_TIME)]
+        if not (told or published):
+            return
+        time = self.clock.tick()
+        rows = tuple(self._as_own(part, time) for part in told if isinstance(part, StoredRows))
+        graves = tuple(self._as_own(part, time) for part in told if isinstance(part, Graves))
+        for part in rows:
+            self._put(part)
+        for grave in graves:
+            self._bury(grave)
+        generations = tuple(replace(one, time=time, writer=self.writer) for one in published)
+        for one in generations:
+            self._sequence += 1
+            self._generations.publish(one, self._sequence)
+        self.knowledge[self.writer] = time
+        self._step(rows=lambda: rows, graves=graves, generations=generations)
+
+    def _as_own(self, part: Part, time: int) -> Part:
+        count = len(part.keys)
+        return replace(
+            part, time=np.full(count, time, np.uint64), writer=np.full(count, self.writer, np.uint32)
+        )
 
     def _require_owner(self) -> None:
         """Raises BadSpec unless this replica may write."""
         self._require_writer()
         if self.epochs[self.writer] < self.horizon.retired:
-            raise BadSpec(f"shard {self.shard_id}: writer {self.writer} was retired; a newer owner has taken over")
+            raise BadSpec(
+                f"shard {self.shard_id}: writer {self.writer} was retired; a newer owner has taken over"
+            )
 
     def _bound_graves(self, table: Table) -> None:
         """Forget the oldest half of a table's graves once there are too many, whoever has them or not."""

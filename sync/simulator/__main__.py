@@ -1,4 +1,4 @@
-"""``python -m sync.simulator --seeds 0:10000``: random histories, one after the other; a failing seed replays exactly."""
+"""``python -m sync.simulator --seeds 0:10000``: random histories, one by one; a failing seed replays exactly."""
 
 from __future__ import annotations
 

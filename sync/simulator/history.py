@@ -5,8 +5,8 @@ and reorder; nodes crash and come back from older snapshots or with nothing; own
 they had not told; graves are collected with right and with wrong cuts, incarnations retired. In the end links heal,
 nobody writes, and all must agree.
 
-Two kinds: *fenced*, where one node at a time owns a shard under a fencing epoch (though deposed owners may not know yet),
-and *free*, where several write at once and the later clock wins.
+Two kinds: *fenced*, where one node at a time owns a shard under a fencing epoch (though deposed owners may not know
+it yet), and *free*, where several write at once and the later clock wins.
 """
 
 from __future__ import annotations

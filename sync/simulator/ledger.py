@@ -64,7 +64,8 @@ class Ledger:
             return
         self.epochs[name][delta.writer] = delta.epoch
         own = (delta.epoch, delta.clock, delta.writer)
-        for rows in (*delta.rows, *delta.graves):
+        parts: tuple[Rows | Graves, ...] = (*delta.rows, *delta.graves)
+        for rows in parts:
             if rows.table not in self._tables:
                 continue
             for place, write in _writes(rows, self.epochs[name]):
@@ -91,9 +92,10 @@ class Ledger:
 
 def view(replica: Replica, epochs: Mapping[int, int]) -> View:
     """Every row and grave of ``replica``; ``epochs``: of all writers there ever were."""
+    pages: Iterator[Rows | Graves] = replica.pages()
     return dict(
         write
-        for page in replica.pages()
+        for page in pages
         if replica.table(page.table).spec.placement == "hashed"
         for write in _writes(page, epochs)
     )

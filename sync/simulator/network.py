@@ -73,7 +73,7 @@ class Network:
 
     def heal(self, one: str | None = None, other: str | None = None) -> None:
         """Let everything pass again between two places, or all."""
-        self._cut -= {(one, other), (other, one)} if one and other else set(self._cut)  # type: ignore[arg-type]
+        self._cut -= {(one, other), (other, one)} if one and other else set(self._cut)
 
     def is_cut(self, one: str, other: str) -> bool:
         """Whether nothing passes."""
