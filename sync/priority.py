@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from sync.kernel import f32, f64, inp, kernel, out, u8, void
+
 Squares = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Priority = Callable[[Squares, Mask, int], npt.NDArray[np.float32]]
@@ -21,6 +23,26 @@ Priority = Callable[[Squares, Mask, int], npt.NDArray[np.float32]]
 
 MEMORY_S: Final = 60.0
 NEW_ROW: Final = 10.0
+
+
+@kernel(f64(inp(f32), out(f32)))
+def _lengths(squares: Squares, lengths: Squares) -> float:
+    """The root of each of ``squares`` [N]; returns their sum."""
+    total = 0.0
+    for i in range(squares.shape[0]):
+        lengths[i] = np.sqrt(squares[i])
+        total += lengths[i]
+    return total
+
+
+@kernel(void(f32, f32, f32, inp(u8), out(f32)))
+def _weigh(
+    usual: np.float32, new_row: np.float32, share: np.float32, first: npt.NDArray[np.uint8], lengths: Squares
+) -> None:
+    """Make priorities of ``lengths`` [N], in place."""
+    for i in range(lengths.shape[0]):
+        gained = new_row if first[i] else np.float32(0.0)
+        lengths[i] = (lengths[i] / usual + gained) * share
 
 
 class UpdatePriority:
@@ -36,14 +58,13 @@ class UpdatePriority:
 
     def __call__(self, squares: Squares, first: Mask, now_us: int) -> npt.NDArray[np.float32]:
         """The priorities [N] of one push."""
-        lengths = np.sqrt(squares)
+        lengths = np.empty(len(squares), np.float32)
+        total = _lengths(squares, lengths)
         if len(lengths):
-            mean = float(lengths.mean())
+            mean = total / len(lengths)
             elapsed_s = max(0.0, (now_us - self._at_us) / 1e6)
             kept = math.exp(-elapsed_s / self._memory_s) if self._at_us else 0.0
             self._mean, self._at_us = kept * self._mean + (1.0 - kept) * mean, now_us
-        usual = np.float32(self._mean if self._mean > 0.0 else 1.0)
-        found = np.divide(lengths, usual, out=lengths)
-        found += first * np.float32(self._new_row)
-        found *= np.float32(self.share)
-        return found
+        usual = np.float32(self._mean) or np.float32(1.0)
+        _weigh(usual, np.float32(self._new_row), np.float32(self.share), first.view(np.uint8), lengths)
+        return lengths
