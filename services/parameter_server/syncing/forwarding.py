@@ -51,7 +51,8 @@ def _share(
         pair = arrays[2 * number : 2 * number + 2]
         ends = np.cumsum(np.asarray([0, *part.counts], np.int64))
         total = int(ends[-1])
-        if len(part.shards) != len(part.counts) or any(a.ndim < 1 or len(a) != total for a in pair):
+        fits = len(part.shards) == len(part.counts) and min(part.counts, default=0) >= 0
+        if not fits or any(a.ndim < 1 or len(a) != total for a in pair):
             raise Rejected(wire.REFUSED, f"table {part.table}: arrays are not as long as their counts say")
         kept = [at for at, shard in enumerate(part.shards) if shard in group]
         if not kept:
