@@ -161,6 +161,17 @@ def test_regions_cut_into_other_numbers_of_shards_tell_each_other_nothing() -> N
     assert all(not held.shard.position for _, held in eu.host.all_held())
 
 
+def test_two_regions_of_one_number_tell_each_other_nothing() -> None:
+    world = World()
+    home = world.server("home", 3)
+    eu = world.server("eu", 3, SyncConfig(region="eu", upstreams=("home",)), written=frozenset())
+    home.push(0)
+    world.run(2.0)
+    (upstream,) = eu.syncing.upstreams
+    assert "regions home and eu both have region.number = 3" in upstream.counts.last_fault
+    assert all(not held.shard.position for _, held in eu.host.all_held())
+
+
 def test_a_batch_that_is_not_well_formed_ends_the_stream_and_is_counted() -> None:
     world = World()
     home, eu = two(world)

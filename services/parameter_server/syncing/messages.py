@@ -30,6 +30,8 @@ from sync.wire import from_parts, to_parts
 SYNC: Final = "sync"
 OTHER_SHARDS: Final = "other-shards"
 """The code of a refusal: the two regions do not have as many shards, so no shard is the same."""
+SAME_NUMBER: Final = "same-number"
+"""The code of a refusal: two regions have one number, so that versions of one could be taken for the other's."""
 MAX_BUDGET: Final = 16 * 2**20
 MAX_WAIT_S: Final = 30.0
 LARGE_BYTES: Final = 32 * 2**10
@@ -59,7 +61,8 @@ class WireWant(Wire):
 class SyncRequest(Wire):
     """A pull. ``puller``: of all that ever pull the only one of this name; ``shards``: in how many its region cuts
     every model. ``models``: with the first pull of a stream, the models that are known there, by name, each with the
-    digest of its declaration. ``coalesce_s`` to ``state``: how it wants to be fed. ``clock_us``: its physical clock.
+    digest of its declaration. ``precision`` to ``max_staleness_s``: how it wants to be fed. ``clock_us``: its physical
+    clock. ``region_number``: leads the ids of all writers of its region (-1: not told).
     """
 
     puller: str
@@ -79,6 +82,7 @@ class SyncRequest(Wire):
     priority_share: float = 0.1
     max_staleness_s: float = 60.0
     clock_us: int = 0
+    region_number: int = -1
 
 
 class WirePiece(Wire):

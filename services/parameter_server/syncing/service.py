@@ -127,6 +127,7 @@ class Syncing:
             coalesce_s=config.coalesce_s,
             priority_share=config.priority_share,
             max_staleness_s=config.max_staleness_s,
+            region_number=self.host.config.region,
         )
 
         def make(shards: Callable[[], Mapping[ShardName, Replica]]) -> Puller:

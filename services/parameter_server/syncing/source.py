@@ -20,6 +20,7 @@ from services.parameter_server.host import Host
 from services.parameter_server.syncing.messages import (
     MAX_NAME,
     OTHER_SHARDS,
+    SAME_NUMBER,
     SyncRequest,
     pull_of,
     reply_of,
@@ -67,7 +68,7 @@ class Peer:
 
 @dataclass(slots=True)
 class SourceCounts:
-    """``refused_total``: pulls that made no sense, or came from a region with another number of shards. ``late_total``:
+    """``refused_total``: pulls that made no sense, or came from a region that does not fit this one. ``late_total``:
     batches that nobody waited for any more."""
 
     refused_total: int = 0
@@ -103,6 +104,12 @@ class Source:
                     OTHER_SHARDS,
                     f"this region has {self._host.config.shards} shards and region {request.region[:64]} "
                     f"{request.shards}: set parameters.shards alike, and begin the new region with empty folders",
+                )
+            if request.region_number == self._host.config.region and request.region != self._region:
+                raise Rejected(
+                    SAME_NUMBER,
+                    f"regions {self._region} and {request.region[:64]} both have region.number = "
+                    f"{request.region_number}: give each its own, and begin the new region with empty folders",
                 )
             pull = pull_of(request)
         except (Rejected, RecordDamaged, msgspec.DecodeError) as error:

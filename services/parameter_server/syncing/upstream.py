@@ -15,7 +15,6 @@ import msgspec
 
 from services.parameter_server.declarations import Declaration, decode_declaration
 from services.parameter_server.syncing.messages import (
-    OTHER_SHARDS,
     Received,
     SyncRequest,
     received,
@@ -214,8 +213,6 @@ class Upstream:
             self.puller.pace.forget()
             self._fail("the source does not answer", reconnect=True)
         elif isinstance(answer, Failure):
-            if answer.code == OTHER_SHARDS:
-                _log.error("region at %s: %s", self.address, answer.message)
             self._fail(f"{answer.code}: {answer.message}")
         else:
             self._patience_s = 0.0
