@@ -97,7 +97,7 @@ class Sending:
         self.queue.run(span.last_s)
         wide, messages = (now - then for now, then in zip(traffic(self.network), before, strict=True))
         self.queue.run(span.until_s)
-        held = [[self.held_s[name] for name in region[-2:]] for region in names(self.scale)]
+        held = [[self.held_s[name] for name in region[-2:] if name != OWNER] for region in names(self.scale)]
         ends = (span.first_s, span.last_s, span.until_s)
         return summed(title, self.scale, self.plan, held, ends, wide, messages, self.queue.events_total)
 
@@ -185,20 +185,20 @@ class Chain(Sending):
     def start(self) -> None:
         """Begin."""
         self._regions = names(self.scale)
-        self._order = [0]
-        while len(self._order) < len(self._regions):
-            left = [one for one in range(len(self._regions)) if one not in self._order]
-            self._order.append(min(left, key=lambda one: path_s(self._order[-1], one)))
-        self._has, self._sent = [0] * len(self._order), [0] * len(self._order)
-        self._free = [True] * len(self._order)
+        self.order = [0]
+        while len(self.order) < len(self._regions):
+            left = [one for one in range(len(self._regions)) if one not in self.order]
+            self.order.append(min(left, key=lambda one: path_s(self.order[-1], one)))
+        self._has, self._sent = [0] * len(self.order), [0] * len(self.order)
+        self._free = [True] * len(self.order)
         rates = self.scale.rates()
-        self._rates = [min(rates[one], rates[other]) for one, other in pairwise(self._order)]
+        self._rates = [min(rates[one], rates[other]) for one, other in pairwise(self.order)]
         for at_s in self.plan.at_s.tolist():
             self.queue.at(at_s, lambda: self._reach(0, self.written()))
 
     def _reach(self, link: int, last: int) -> None:
         first, self._has[link] = self._has[link], last
-        head, *members = self._regions[self._order[link]]
+        head, *members = self._regions[self.order[link]]
         rows = self.distinct(first, last)
         if head != OWNER:
             self.have(head, first, last)
@@ -207,13 +207,13 @@ class Chain(Sending):
         self._hand_on(link)
 
     def _hand_on(self, link: int) -> None:
-        if link + 1 == len(self._order) or not self._free[link] or self._has[link] == self._sent[link]:
+        if link + 1 == len(self.order) or not self._free[link] or self._has[link] == self._sent[link]:
             return
         first, last = self._sent[link], self._has[link]
         rows = self.distinct(first, last)
         nbytes = SMALL + rows * self.scale.row_bytes
         self._sent[link], self._free[link] = last, False
-        head, following = (self._regions[self._order[link + more]][0] for more in range(2))
+        head, following = (self._regions[self.order[link + more]][0] for more in range(2))
 
         def freed() -> None:
             self._free[link] = True

@@ -453,12 +453,14 @@ def summed(
     missing = [[np.isinf(one[counted]).astype(np.float64) for one in region] for region in held]
     tagged = np.concatenate([high for region in waits[1:] for _ in region] or [high[:0]])
     between = _all(waits[1:])
-    late = float(_all(missing[1:]).mean()) if len(between) else 0.0
+    if not len(written_s):
+        raise ValueError(f"nothing is written between {first_s} and {last_s} s")
+    late, late_inside = (_all(some) for some in (missing[1:], missing[:1]))
     seconds = last_s - first_s
     return Outcome(
         name,
-        Times.of(between, late),
-        Times.of(_all(waits[:1]), float(_all(missing[:1]).mean()) if held[0] else 0.0),
+        Times.of(between, float(late.mean())),
+        Times.of(_all(waits[:1]), float(late_inside.mean())),
         Times.of(between[tagged]),
         Times.of(between[~tagged]),
         tuple(float(_all([region]).mean()) for region in waits),

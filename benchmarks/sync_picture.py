@@ -32,12 +32,16 @@ def draw(outcomes: Sequence[Outcome], baselines: int, title: str, path: Path) ->
     for place, one in zip(places, outcomes, strict=True):
         least = "≥ " if one.between.unfinished else ""
         right = max(one.between.mean_s, one.between.p99_s) * 1.15
-        axes.text(right, place, f"{least}{one.between.mean_s:,.3g} s", va="center")
+        axes.text(right, place, f"{least}{_seconds(one.between.mean_s)}", va="center")
     axes.set_yticks(places, [one.name for one in outcomes])
     axes.set_xscale("log")
     axes.set_xlim(min([*inside, *means]) * 0.5, max(one.between.p99_s for one in outcomes) * 12.0)
     axes.set_xlabel("s from written to held by a replica of another region, mean (simulated, log scale)")
     axes.set_title(title, fontsize=10)
     axes.grid(True, axis="x", which="major", alpha=0.3, linewidth=0.5)
-    axes.legend(fontsize=8, loc="upper right")
+    axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 100.0 else f"{value:.2g} s"
