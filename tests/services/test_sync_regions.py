@@ -99,6 +99,9 @@ def test_what_is_pushed_at_home_is_served_in_another_region_bit_for_bit(tmp_path
         with pytest.raises(ParametersRefused):
             ParameterClient.publish(reader, "main", "items")
         assert found_by(at_home, "scan") == 0
+        # Both end when they are told to, whoever ends first.
+        for of in (home, region):
+            assert [server.stop() for server in of.servers.values()] == [0]
 
 
 def test_rows_that_expire_at_home_are_gone_in_the_region(tmp_path: Path) -> None:
