@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks import baselines
 from benchmarks.charges import TRANSPORT_S, Constants
-from benchmarks.overlays import Outcome, Plan, Scale, Way, World, updates_a_second
+from benchmarks.overlays import Outcome, Plan, Scale, Times, Way, World, updates_a_second
 from benchmarks.report import Row
 
 STEPS: Final = (
@@ -138,8 +138,8 @@ class _Setting:
             ),
             (
                 "long poll over two-phase push", two_phase.between.mean_s / parked, TWO_PHASE_AIM,
-                f"two-phase {two_phase.between.mean_s:.2f} s{_late(two_phase)}; with a regional leader and polls "
-                f"{two_phase.between.mean_s / leader:.1f} (published 7)",
+                f"two-phase {two_phase.between.mean_s:.2f} s{_late(two_phase.between)}; with a regional leader and "
+                f"polls {two_phase.between.mean_s / leader:.1f} (published 7)",
             ),
         )  # fmt: skip
         for work, gain, aim, note in gains:
@@ -162,7 +162,7 @@ class _Setting:
                 yield Row(
                     f"{what}, {said}: {rows}", "s, mean", times.mean_s,
                     note=f"p50 {times.p50_s:.3g} s, p99 {times.p99_s:.3g} s, at most {times.most_s:.3g} s"
-                    f"{_late(outcome)}; {saved:.0%} of the bytes saved, as what changes again meanwhile crosses once",
+                    f"{_late(times)}; {saved:.0%} of the bytes saved, as what changes again meanwhile crosses once",
                 )  # fmt: skip
         gain = plain.high.mean_s / urgent.high.mean_s
         yield Row(
@@ -228,15 +228,15 @@ def _counted(seconds: float) -> tuple[float, float, float]:
     return 0.4 * seconds, 0.75 * seconds, seconds
 
 
-def _late(outcome: Outcome) -> str:
-    late = outcome.between.unfinished
+def _late(times: Times) -> str:
+    late = times.unfinished
     return f" ({late:.0%} not there at the end, counted until then: at least that)" if late else ""
 
 
 def _row(work: str, outcome: Outcome) -> Row:
     between, inside = outcome.between, outcome.inside
     note = (
-        f"between regions p50 {between.p50_s:.3g} s, p99 {between.p99_s:.3g} s{_late(outcome)}; inside one mean "
+        f"between regions p50 {between.p50_s:.3g} s, p99 {between.p99_s:.3g} s{_late(between)}; inside one mean "
         f"{inside.mean_s:.3g} s, p99 {inside.p99_s:.3g} s; {outcome.bytes_an_update:,.0f} bytes between regions an "
         f"update, {outcome.wide_bytes_a_second / 1e6:.2f} MB/s and {outcome.messages_a_second:,.0f} messages/s of a "
         "column"

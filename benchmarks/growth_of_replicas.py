@@ -1,7 +1,7 @@
 """How latency, messages and bytes grow with the number of replicas, in virtual time with the very core.
 
-Regions stay as many; each gets more replicas, which all pull from its leader. Less is written at once than in the
-ablation's runs, and pulls park for longer, so that thousands of replicas run in one process.
+Regions stay as many; each gets more replicas, which all pull from its leader, or in a tree from each other. All that is
+written comes in one push a second, and pulls park for long, so that thousands of replicas run in one process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ WAIT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``copies``: replicas of a region, one run each; ``seconds``: of virtual time, a few pushes."""
+    """``runs``: replicas of a region, and how many pull from one (0: all from the leader); ``seconds``: of virtual
+    time, a few pushes."""
 
-    copies: Sequence[int] = (10, 100, 400)
+    runs: Sequence[tuple[int, int]] = ((10, 0), (100, 0), (400, 0), (400, 20))
     seconds: float = 6.0
     pushes_a_second: float = 1.0
 
@@ -33,28 +34,35 @@ def measure(
     sizes: Sizes, scale: Scale, constants: Constants, console: Console, seed: int = 0
 ) -> Iterator[Row]:
     """Rows for each number of replicas."""
-    for copies in sizes.copies:
+    for copies, fan_out in sizes.runs:
         grown = replace(scale, copies=copies, pushes_a_second=sizes.pushes_a_second)
         replicas = grown.regions * copies
-        console.print(f"sync: {replicas:,} replicas")
+        label = f"{replicas:,} replicas" + (f", {fan_out} from each" if fan_out else "")
+        overlay = f"a tree of {fan_out} within a region" if fan_out else "all pull from their region's leader"
+        console.print(f"sync: {label}")
         began_s = time.monotonic()
         world = World(
-            grown, Way("grown"), Plan(grown, sizes.seconds, seed), constants, seed=seed, wait_s=WAIT_S
+            grown,
+            Way("grown", fan_out=fan_out),
+            Plan(grown, sizes.seconds, seed),
+            constants,
+            seed=seed,
+            wait_s=WAIT_S,
         )
         # The first push finds pulls on their way, and the last one needs time to arrive.
         found = world.run(1.5, sizes.seconds - 1.5, sizes.seconds)
         between, inside = found.between, found.inside
         yield Row(
-            f"{replicas:,} replicas in {grown.regions} regions", "s, mean between regions", between.mean_s,
+            f"{label}, in {grown.regions} regions", "s, mean between regions", between.mean_s,
             note=f"p50 {between.p50_s:.3g} s, p99 {between.p99_s:.3g} s, not there {between.unfinished:.1%}; inside "
             f"one mean {inside.mean_s:.3g} s, p99 {inside.p99_s:.3g} s; {time.monotonic() - began_s:.0f} s to run",
         )  # fmt: skip
         yield Row(
-            f"{replicas:,} replicas: messages a second and replica", "messages/s",
+            f"{label}: messages a second and replica", "messages/s",
             found.messages_a_second / replicas,
-            note=f"{grown.pushes_a_second:g} pushes a second; all pull from their region's leader",
+            note=f"{grown.pushes_a_second:g} pushes a second; {overlay}",
         )  # fmt: skip
         yield Row(
-            f"{replicas:,} replicas: bytes between regions, a real row written", "bytes", found.bytes_an_update,
+            f"{label}: bytes between regions, a real row written", "bytes", found.bytes_an_update,
             note=f"{found.bytes_an_update / replicas:,.1f} a replica; a row has {grown.row_bytes} bytes",
         )  # fmt: skip

@@ -117,6 +117,7 @@ class Way:
     leaders: bool = True
     parked: bool = True
     priority_share: float = 0.0
+    fan_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +392,10 @@ class World:
     def _follow(self, rng: random.Random) -> None:
         owner = self.regions[0][0]
         for members in self.regions:
-            for node in members:
-                leader = members[0] if self.way.leaders or node.place == owner.place else owner
-                source = owner if node is members[0] else leader
+            led = self.way.leaders or members[0] is owner
+            for number, node in enumerate(members):
+                above = (number - 1) // self.way.fan_out if self.way.fan_out else 0
+                source = members[above] if led and number else owner
                 if node is not owner:
                     # Nobody begins at the same moment as another.
                     starts_s = rng.random() * self.scale.poll_s if not self.way.parked else 0.0
@@ -456,13 +458,17 @@ def summed(
     if not len(written_s):
         raise ValueError(f"nothing is written between {first_s} and {last_s} s")
     late, late_inside = (_all(some) for some in (missing[1:], missing[:1]))
+    tenth, others = (
+        Times.of(between[which], float(late[which].mean()) if which.any() else 0.0)
+        for which in (tagged, ~tagged)
+    )
     seconds = last_s - first_s
     return Outcome(
         name,
         Times.of(between, float(late.mean())),
         Times.of(_all(waits[:1]), float(late_inside.mean())),
-        Times.of(between[tagged]),
-        Times.of(between[~tagged]),
+        tenth,
+        others,
         tuple(float(_all([region]).mean()) for region in waits),
         wide / seconds,
         messages / seconds,

@@ -40,7 +40,7 @@ QUICK: Final = Measures(
     finding.Sizes((20_000, 200_000), rounds=3),
     replace(Scale(), copies=4, each=200),
     ablation.Sizes(crowded_s=40.0, polled_s=40.0, parked_s=10.0, congested_s=50.0, rounds=3, corners=()),
-    growth_of_replicas.Sizes((10, 40), seconds=5.0),
+    growth_of_replicas.Sizes(((10, 0), (40, 0), (40, 10)), seconds=5.0),
 )
 
 

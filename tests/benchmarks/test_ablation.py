@@ -180,11 +180,24 @@ def test_all_rows_and_the_picture(tmp_path: Path) -> None:
 
 
 def test_more_replicas_of_a_region_cost_nothing_between_regions() -> None:
-    sizes = growth_of_replicas.Sizes((2, 6), seconds=5.0)
-    latency, messages, nbytes, _, _, more = growth_of_replicas.measure(sizes, SMALL, CONSTANTS, QUIET)
-    assert latency.ours > 0.0
-    assert messages.ours > 0.0
-    assert more.ours == pytest.approx(nbytes.ours, rel=0.02)
+    sizes = growth_of_replicas.Sizes(((2, 0), (6, 0), (6, 2)), seconds=5.0)
+    rows = list(growth_of_replicas.measure(sizes, SMALL, CONSTANTS, QUIET))
+    latency, messages, nbytes = (rows[at::3] for at in range(3))
+    assert len({row.work for row in rows}) == len(rows) == 9
+    assert all(row.ours > 0.0 for row in (*latency, *messages))
+    assert [row.ours for row in nbytes] == pytest.approx([nbytes[0].ours] * 3, rel=0.02)
+
+
+def test_a_tree_spares_the_leader() -> None:
+    flat, tree = (
+        World(replace(SMALL, copies=40), Way("grown", fan_out=fan_out), Plan(SMALL, 5.0, 0), CONSTANTS)
+        for fan_out in (0, 6)
+    )
+    found = [world.run(2.0, 4.0, 5.0) for world in (flat, tree)]
+    assert [one.between.unfinished for one in found] == [0.0, 0.0]
+    assert len(flat.regions[1][0].feeds.pullers) == 39
+    assert len(tree.regions[1][0].feeds.pullers) == 6
+    assert found[1].inside.mean_s < found[0].inside.mean_s
 
 
 def test_costs_are_measured() -> None:
