@@ -140,7 +140,9 @@ class ParameterServer:
     def _answer(self, call: Call) -> None:
         if call.request.method in READS:
             came_s = call.deadline_s - call.request.timeout_ms / 1_000
-            self._syncing.note_read(self._unseen_s + self._monotonic() - came_s)
+            waited_s = self._unseen_s + self._monotonic() - came_s
+            # What else it waited for, on a machine that has too much to do, passes no sooner with less to take over.
+            self._syncing.note_read(min(waited_s, self._syncing.merging_s))
         try:
             if self._syncing.forwarding.take(call, self._takes_no_pushes):
                 return

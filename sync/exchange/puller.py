@@ -140,7 +140,9 @@ class Puller:
             del self._having[name]
         wants = tuple(self._want(name, replica) for name, replica in new.items())
         held = self._reported(now_s)
-        return Pull(self._stream, self._asked, budget, self._wait_s, wants, unwanted, held)
+        # The first is answered at once: what is wanted a moment later must not wait behind it.
+        wait_s = self._wait_s if self._taken else 0.0
+        return Pull(self._stream, self._asked, budget, wait_s, wants, unwanted, held)
 
     def _wanted_shards(self, now_s: float) -> dict[ShardName, Replica]:
         """The shards but for those that rest. What is known of others is forgotten."""

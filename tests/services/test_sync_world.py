@@ -32,6 +32,7 @@ from services.parameter_server.syncing.status import standing_of, status
 from services.parameter_server.types import ParametersRefused
 from services.rpc.codec import Failure, Reply, Request
 from services.rpc.server import BUSY
+from sync.exchange import Batch, Taken
 from sync.placement import shard_of
 from sync.pushes import Push, Source
 from sync.spec import Initialiser, Optimiser, TableSpec
@@ -242,28 +243,49 @@ def test_batches_wait_while_no_step_may_be_taken() -> None:
     assert eu.rows() == home.rows()
 
 
-def test_readers_that_wait_slow_the_link_down() -> None:
+def test_readers_that_wait_slow_down_what_is_much_and_not_what_is_new() -> None:
     world = World()
     home, eu = two(world)
     world.run(2.0)
     pace = eu.syncing.upstreams[0].puller.pace
-    assert pace.brake() == 0.0
+    pace.rate = 20e6
+    assert (pace.brake(), pace.budget, pace.pay(2**20, world.clock.now_s)) == (0.0, 2**20, 0.0)
     for _ in range(20):
         eu.syncing.note_read(0.1)
-    assert pace.brake() > 0.9
-    asked = home.served
-    for offset in range(100):
-        home.push(offset, 50)
-        world.run(0.01)
-    braked, asked = home.served - asked, home.served
     assert eu.syncing.brake.slow_total == 20
+    assert pace.brake() > 0.9
+    assert pace.budget < 0.1 * 2**20
+    price_s = pace.pay(2**20, world.clock.now_s)
+    assert price_s > 10 * 2**20 / pace.rate
+    pace.refund(price_s)
+    for offset in range(10):
+        home.push(offset, 50)
+        world.run(0.03)
+        assert eu.rows() == home.rows()
     world.run(10.0)
     assert pace.brake() == 0.0
-    assert eu.rows() == home.rows()
-    for offset in range(100, 200):
-        home.push(offset, 50)
+
+
+def test_only_what_taking_over_held_up_counts_against_it() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    puller = eu.syncing.upstreams[0].puller
+    take = puller.take
+
+    def slowly(batch: Batch, nbytes: int, now_s: float, clock_us: int = 0) -> Taken:
+        eu.clock.now_s += 0.02
+        return take(batch, nbytes, now_s, clock_us)
+
+    puller.take = slowly  # type: ignore[method-assign]
+    home.push(0)
+    longest = 0.0
+    for _ in range(10):
         world.run(0.01)
-    assert home.served - asked > 2 * braked
+        longest = max(longest, eu.syncing.merging_s)
+    assert longest == pytest.approx(0.02)
+    world.run(0.3)
+    assert eu.syncing.merging_s == 0.0
 
 
 @pytest.mark.parametrize("others", [1, 2, 3])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sync.exchange import Batch, FeedConfig, PaceConfig, Piece, ShardName
+from sync.exchange import Batch, FeedConfig, Pace, PaceConfig, Piece, Puller, ShardName
 from sync.exchange.puller import LAST_RETRY_S, REPORT_S
 from sync.knowledge import Knowledge
 from sync.records import Update
@@ -465,3 +465,20 @@ def test_over_a_slow_link_with_jitter_it_all_arrives(seed: int) -> None:
     run(pair, Wire(60_000.0, 0.1, jitter_s=0.05), 14.0, work, step_s=0.01)
     assert pair.equal()
     assert pair.puller.counts.streams_total == 0
+
+
+def test_the_first_pull_of_a_stream_is_answered_at_once() -> None:
+    """A server that leads nothing yet, as it starts, must not wait out a pull before it can say what it wants."""
+    puller = Puller(dict, Pace(PaceConfig()), 1, random.Random(0))
+    first = puller.ask(0.0)
+    assert first is not None
+    assert (first.number, first.wait_s) == (1, 0.0)
+    assert puller.ask(0.0) is None
+    puller.take(Batch(1, 1), 50, 0.2)
+    second = puller.ask(0.2)
+    assert second is not None
+    assert second.wait_s > 0.0
+    puller.failed(0.3)
+    again = puller.ask(10.0)
+    assert again is not None
+    assert again.wait_s == 0.0

@@ -107,6 +107,8 @@ class Syncing:
         """By upstream, of bytes and of rows."""
         self._next_clocks_s = 0.0
         self._turn = 0
+        self.merging_s = 0.0
+        """How long taking over a batch held up all else, in the last turn."""
 
     def _upstream(self, address: str, links: Links) -> Upstream:
         config = self.config
@@ -191,7 +193,9 @@ class Syncing:
 
     def turn(self) -> bool:
         """Take over a batch, ask for more, feed others. Whether anything happened that readers may want to see."""
+        began_s = self._clock.monotonic()
         merged = self._pull() if self.upstreams else False
+        self.merging_s = self._clock.monotonic() - began_s
         forgotten = self.upkeep.turn()
         self.source.turn()
         self._look_at_clocks()
