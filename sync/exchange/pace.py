@@ -38,7 +38,7 @@ class PaceConfig:
 
 
 class Pace:
-    """What one link can do. ``brake``: in [0, 1], how much of it is to be left to others at the moment."""
+    """What one link can do. ``brake``: in [0, 1], by how much batches are to be smaller at the moment."""
 
     __slots__ = (
         "_arrived", "_brief", "_config", "_delays", "_not_before_s", "_rates", "brake", "bytes_total", "rate",
@@ -75,8 +75,8 @@ class Pace:
             if not config.max_bandwidth
             else min(self.rate or config.max_bandwidth, config.max_bandwidth)
         )
-        # Who is to leave room takes over less at once, too: nobody else has a turn meanwhile.
-        most = (1.0 - self._braked) * config.max_bytes
+        # Who takes over a batch does nothing else meanwhile: there is less in one where others wait.
+        most = (1.0 - min(max(self.brake(), 0.0), 1.0)) * config.max_bytes
         return int(min(max(min(limit * config.target_s, most), config.min_bytes), config.max_bytes))
 
     @property
@@ -92,10 +92,6 @@ class Pace:
         config = self._config
         wanted = round(1.5 * self.rate * self.round_trip_s / self._whole) + 1
         return min(max(wanted, config.window), config.max_window)
-
-    @property
-    def _braked(self) -> float:
-        return min(max(self.brake(), 0.0), 0.98)
 
     def may_ask(self, now_s: float) -> bool:
         """Whether the next pull may go now."""
@@ -135,11 +131,7 @@ class Pace:
             self._rates.append((now_s, (self.bytes_total - before) / (now_s - answered_s)))
         self._delays.append((now_s, max(now_s - answered_s, 0.0)))
         while self._rates and self._rates[0][0] < now_s - _RATE_MEMORY_S:
-            _, rate = self._rates.popleft()
-            if self._braked and rate >= max((other for _, other in self._rates), default=0.0):
-                # What comes under the brake does not show what the link carries: or it would brake ever more.
-                self._rates.append((now_s, rate))
-                break
+            self._rates.popleft()
         while self._delays and self._delays[0][0] < now_s - _DELAY_MEMORY_S:
             self._delays.popleft()
         self.rate = max((rate for _, rate in self._rates), default=0.0)
@@ -153,14 +145,6 @@ class Pace:
         self.refund(price_s * (1.0 - used / max(asked, 1)))
 
     def _price_s(self, nbytes: int) -> float:
-        """How long ``nbytes`` are to last: at the allowed rate, and of what the brake leaves of it."""
-        config = self._config
-        brake = self._braked
-        allowed = float(config.max_bandwidth)
-        if brake > 0.0:
-            least = config.min_bytes / config.target_s
-            usual = max(self.rate, least)
-            # What is news costs readers little, and they want it: it passes, however hard the brake is on.
-            left = max((1.0 - brake) * usual, least)
-            allowed = min(allowed or left, left)
-        return nbytes / max(allowed, 1.0) if allowed else 0.0
+        """How long ``nbytes`` are to last, where bytes are limited."""
+        allowed = self._config.max_bandwidth
+        return nbytes / allowed if allowed else 0.0

@@ -26,7 +26,13 @@ from services.parameter_server.messages import (
     pack,
     unpack,
 )
-from services.parameter_server.syncing.messages import OTHER_SHARDS, SyncReply, SyncRequest
+from services.parameter_server.syncing.messages import (
+    OTHER_SHARDS,
+    RestReply,
+    RestRequest,
+    SyncReply,
+    SyncRequest,
+)
 from services.parameter_server.syncing.service import SyncConfig
 from services.parameter_server.syncing.status import standing_of, status
 from services.parameter_server.types import ParametersRefused
@@ -212,6 +218,89 @@ def test_a_source_that_is_silent_is_connected_to_anew() -> None:
     assert eu.rows() == home.rows()
 
 
+LARGE = Declaration(
+    "large",
+    "fp-1",
+    (TableSpec("dense", 1_000, Initialiser.uniform(0.1), Optimiser("sgd", 0.1), "single", 1_500),),
+)
+"""Six megabytes of dense weights."""
+
+
+def publish(home: Server, scale: float) -> int:
+    """Train the dense weights a little, and publish them."""
+    model = home.host.models["large"]
+    shard = model.held[home.host.shard_of("dense")].shard
+    source, chunks = Source("dense", 0), np.arange(1_500, dtype=np.uint64)
+    offset = shard.applied(source) + 1
+    gradients = np.full((1_500, 1_000), scale, np.float32)
+    assert (
+        shard.push(Push(source, offset, offset - 1, None, (("dense", chunks, gradients),))).status
+        == "applied"
+    )
+    return home.host.publish("large", "dense")
+
+
+def dense_of(server: Server) -> tuple[int, bytes]:
+    model = server.host.models["large"]
+    found = model.held[server.host.shard_of("dense")].shard.dense("dense")
+    return found.number, found.values.tobytes()
+
+
+def test_dense_weights_that_are_larger_than_any_batch_come_part_by_part() -> None:
+    world = World()
+    home, eu = two(world)
+    home.host.declare(LARGE)
+    world.run(3.0)
+    for scale in (0.5, 0.25):
+        number = publish(home, scale)
+        home.push(home.host.models["main"].held[0].shard.applied(SOURCE) + 1)
+        world.run(1.0)
+        assert dense_of(eu) == dense_of(home)
+        assert dense_of(eu)[0] == number
+        assert eu.rows() == home.rows()
+    assert eu.syncing.upstreams[0].puller.counts.faults_total == 0
+    assert all(not peer.rest for peer in home.syncing.source.peers.values())
+    assert eu.syncing.upstreams[0]._fetching == 0
+
+
+def test_a_large_batch_that_breaks_off_is_asked_for_anew() -> None:
+    world = World()
+    home, eu = two(world)
+    home.host.declare(LARGE)
+    world.run(3.0)
+    spoilt = 0
+
+    def spoil(answer: Reply | Failure) -> Reply | Failure:
+        nonlocal spoilt
+        if isinstance(answer, Reply) and answer.body == pack(RestReply()) and spoilt < 1:
+            spoilt += 1
+            return replace(answer, arrays=(answer.arrays[0][:-1],))
+        return answer
+
+    world.spoil = spoil
+    publish(home, 0.5)
+    world.run(8.0)
+    assert spoilt == 1
+    assert eu.syncing.upstreams[0].counts.damaged_total == 1
+    assert dense_of(eu) == dense_of(home)
+
+
+def test_a_part_of_no_batch_is_refused() -> None:
+    world = World()
+    home, _ = two(world)
+    world.run(2.0)
+    name = next(iter(home.syncing.source.peers))
+    stream = home.syncing.source.peers[name].stream
+    for message in (
+        RestRequest("nobody", stream, 1, 0, 1),
+        RestRequest(name, stream + 1, 1, 0, 1),
+        RestRequest(name, stream, 1, 0, 1),
+    ):
+        answer = asked(world, home, request("sync-rest", message), 0.01)
+        assert isinstance(answer, Failure)
+        assert answer.code == "refused"
+
+
 def test_a_puller_that_is_gone_is_forgotten() -> None:
     world = World()
     home, eu = two(world)
@@ -243,27 +332,40 @@ def test_batches_wait_while_no_step_may_be_taken() -> None:
     assert eu.rows() == home.rows()
 
 
-def test_readers_that_wait_slow_down_what_is_much_and_not_what_is_new() -> None:
+def test_readers_that_wait_have_smaller_batches_and_pauses_between_them() -> None:
     world = World()
     home, eu = two(world)
     world.run(2.0)
-    pace = eu.syncing.upstreams[0].puller.pace
-    pace.rate = 20e6
-    assert (pace.brake(), pace.budget, pace.pay(2**20, world.clock.now_s)) == (0.0, 2**20, 0.0)
+    puller = eu.syncing.upstreams[0].puller
+    take, taken = puller.take, list[float]()
+
+    def slowly(batch: Batch, nbytes: int, now_s: float, clock_us: int = 0) -> Taken:
+        eu.clock.now_s += 0.002
+        taken.append(eu.clock.now_s)
+        return take(batch, nbytes, now_s, clock_us)
+
+    def pauses(offsets: range) -> list[float]:
+        taken.clear()
+        for offset in offsets:
+            home.push(offset, 50)
+            world.run(0.006, 0.001)
+        world.run(0.3, 0.001)
+        assert eu.rows() == home.rows()
+        return np.diff(taken).tolist()  # type: ignore[no-any-return]
+
+    puller.take = slowly  # type: ignore[method-assign]
+    puller.pace.rate = 20e6
+    assert puller.pace.budget == 2**20
+    assert min(pauses(range(20))) < 0.008
     for _ in range(20):
         eu.syncing.note_read(0.1)
-    assert eu.syncing.brake.slow_total == 20
-    assert pace.brake() > 0.9
-    assert pace.budget < 0.1 * 2**20
-    price_s = pace.pay(2**20, world.clock.now_s)
-    assert price_s > 10 * 2**20 / pace.rate
-    pace.refund(price_s)
-    for offset in range(10):
-        home.push(offset, 50)
-        world.run(0.03)
-        assert eu.rows() == home.rows()
+    assert (eu.syncing.brake.slow_total, eu.syncing.brake_level) == (20, pytest.approx(0.95))
+    puller.pace.rate = 20e6
+    assert puller.pace.budget < 0.1 * 2**20
+    # Two ms of work, and nineteen times as long for others; the level is halved each second.
+    assert 0.03 < pauses(range(20, 40))[0] < 0.05
     world.run(10.0)
-    assert pace.brake() == 0.0
+    assert eu.syncing.brake_level == 0.0
 
 
 def test_only_what_taking_over_held_up_counts_against_it() -> None:

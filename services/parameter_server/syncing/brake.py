@@ -1,4 +1,4 @@
-"""How much of the links' rate is to be left to readers: serving comes before catching up. Pure; time is passed in."""
+"""How much of the server's thread is to be left to readers: serving comes before catching up. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Brake:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """In [0, ``MOST``]: which part of the usual rate is not to be used now."""
+        """In [0, ``MOST``]: which part is not to be used now."""
         found: float = self._level * 0.5 ** (max(now_s - self._at_s, 0.0) / HALF_LIFE_S)
         return found if found > 0.01 else 0.0

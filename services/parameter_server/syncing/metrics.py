@@ -25,7 +25,7 @@ def sync_metrics(syncing: Syncing) -> Iterator[Metric]:
     yield _counter("pushes_not_forwarded_total", "Forwarded calls that failed.",
                    syncing.forwarding.counts.failed_total)  # fmt: skip
     yield _counter("slow_reads_total", "Reads that waited longer than the target.", syncing.brake.slow_total)
-    yield _gauge("brake", "Share of the links' rate that is left to readers now.", syncing.brake_level)
+    yield _gauge("brake", "Share of the usual taking over that is left to readers now.", syncing.brake_level)
     yield _counter("graves_forgotten_total", "Deletions forgotten, as every region has them.",
                    syncing.upkeep.graves_total)  # fmt: skip
     verdict = syncing.clock_verdict

@@ -18,7 +18,7 @@ from services.parameter_server.host import Host
 from services.parameter_server.syncing.brake import Brake
 from services.parameter_server.syncing.clocks import Verdict, judge
 from services.parameter_server.syncing.forwarding import Forwarding
-from services.parameter_server.syncing.messages import SYNC, SyncRequest
+from services.parameter_server.syncing.messages import REST, SYNC, SyncRequest
 from services.parameter_server.syncing.rates import Rate
 from services.parameter_server.syncing.source import Source
 from services.parameter_server.syncing.upkeep import Upkeep
@@ -32,12 +32,15 @@ from sync.replica import Replica
 
 MAX_BATCH_BYTES: Final = 2**20
 """Of one batch: some milliseconds to take over, in which no call is answered."""
+METHODS: Final = frozenset((SYNC, REST))
 READS: Final = frozenset(("pull", "changes", "dense"))
 MAX_WINDOW: Final = 32
 """Pulls that may be open at once, well below what a source takes: that fills a gigabit over a fifth of a second."""
 CLOCKS_S: Final = 1.0
 MERGE_AGAIN_S: Final = 0.005
 """Pause where batches wait and no step may be taken: the disk is slow, or a shard is being handed over."""
+LONGEST_PAUSE_S: Final = 0.1
+"""Between two batches, for readers' sake: what is new is wanted by them, too."""
 _log = logging.getLogger(__name__)
 
 
@@ -109,6 +112,7 @@ class Syncing:
         self._turn = 0
         self.merging_s = 0.0
         """How long taking over a batch held up all else, in the last turn."""
+        self._merge_again_s = 0.0
 
     def _upstream(self, address: str, links: Links) -> Upstream:
         config = self.config
@@ -161,7 +165,7 @@ class Syncing:
 
     @property
     def brake_level(self) -> float:
-        """Which part of the links' rate is left to readers now."""
+        """Which part of the usual is left to readers now."""
         return self.brake.level(self.now_s)
 
     def _held(self, name: ShardName) -> Knowledge:
@@ -183,9 +187,11 @@ class Syncing:
             self._settle(declaration)
 
     def answer(self, call: Call) -> None:
-        """Answer a ``sync`` call, later. Raises Rejected."""
-        assert call.request.method == SYNC
-        self.source.take(call)
+        """Answer one of ``METHODS``, now or later. Raises Rejected."""
+        if call.request.method == SYNC:
+            self.source.take(call)
+        else:
+            self.source.take_rest(call)
 
     def note_read(self, waited_s: float) -> None:
         """A reader waited for so long until its call was answered."""
@@ -193,9 +199,13 @@ class Syncing:
 
     def turn(self) -> bool:
         """Take over a batch, ask for more, feed others. Whether anything happened that readers may want to see."""
-        began_s = self._clock.monotonic()
+        began_s = self.now_s
         merged = self._pull() if self.upstreams else False
-        self.merging_s = self._clock.monotonic() - began_s
+        self.merging_s = self.now_s - began_s
+        if merged:
+            # So that taking over has no more than the share of this thread that the brake leaves to it.
+            brake = self.brake_level
+            self._merge_again_s = self.now_s + min(self.merging_s * brake / (1.0 - brake), LONGEST_PAUSE_S)
         forgotten = self.upkeep.turn()
         self.source.turn()
         self._look_at_clocks()
@@ -206,7 +216,7 @@ class Syncing:
             upstream.receive()
         merged = False
         waiting = [upstream for upstream in self.upstreams if upstream.waiting]
-        if waiting and self._may_merge():
+        if waiting and self._may_merge() and self.now_s >= self._merge_again_s:
             # Each in turn: one that sends much must not keep the others waiting.
             self._turn += 1
             merged = waiting[self._turn % len(waiting)].merge_next()
@@ -225,7 +235,7 @@ class Syncing:
     def next_s(self, at_most_s: float) -> float:
         """Seconds until there is something to do although nothing comes in, but not more than ``at_most_s``."""
         found = self.source.next_s(at_most_s)
-        pause_s = 0.0 if self._may_merge() else MERGE_AGAIN_S
+        pause_s = max(self._merge_again_s - self.now_s, 0.0 if self._may_merge() else MERGE_AGAIN_S)
         for upstream in self.upstreams:
             found = min(found, max(upstream.next_s(at_most_s), pause_s))
         return found
