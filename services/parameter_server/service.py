@@ -23,7 +23,7 @@ from services.parameter_server.step_messages import CONTRIBUTE
 from services.parameter_server.steps import METHODS as STEP_METHODS
 from services.parameter_server.steps import StepService
 from services.parameter_server.storage.durability import Durability
-from services.parameter_server.syncing.messages import SYNC
+from services.parameter_server.syncing.service import METHODS as SYNC_METHODS
 from services.parameter_server.syncing.service import READS, SyncConfig, Syncing
 from services.parameter_server.syncing.status import STATUS, status
 from services.parameter_server.syncing.upstream import Links
@@ -157,7 +157,7 @@ class ParameterServer:
             elif call.request.method == "push":
                 answer = guarded(lambda: self._at_once(call), call.request.method)
                 self._pushed.answer(call, wire.pack(answer[0]), answer[1], _shards_of(answer[0]))
-            elif call.request.method == SYNC:
+            elif call.request.method in SYNC_METHODS:
                 self._syncing.answer(call)
             elif call.request.method in STEP_METHODS:
                 self._steps.answer(call)

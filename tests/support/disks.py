@@ -174,7 +174,7 @@ def recovered(folder: Path, start: int = 99) -> Shard:
 
 
 def main() -> None:
-    start = int(time.time() * 1_000) % 2**31
+    start = int(time.time() * 10) % 2**24
     kept = Kept(Path(sys.argv[1]), start, backlog_bytes=40_000, snapshot_s=0.2)
     while True:
         reply = kept.push()

@@ -15,8 +15,7 @@ from services.parameter_server.handlers import Rejected, handle
 from services.parameter_server.holdings import HostConfig
 from services.parameter_server.host import Host
 from services.parameter_server.messages import pack
-from services.parameter_server.syncing.messages import SYNC
-from services.parameter_server.syncing.service import SyncConfig, Syncing
+from services.parameter_server.syncing.service import METHODS, SyncConfig, Syncing
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Array, Failure, Reply, Request, decode, encode
 from services.rpc.server import Call
@@ -62,7 +61,7 @@ class Server:
         """A call comes in."""
         call = Call(b"peer", request, deadline_s)
         try:
-            if request.method == SYNC:
+            if request.method in METHODS:
                 self.syncing.answer(call)
             elif not self.syncing.forwarding.take(call, lambda: ""):
                 message, arrays = handle(self.host, request)
@@ -119,7 +118,7 @@ class FakeLink:
     def __init__(self, world: World, address: str) -> None:
         self.world, self.address, self.closed = world, address, False
         self._calls: dict[int, float] = {}
-        self._last = len(world.links) * 1_000_000
+        self._last = (len(world.links) + 1) * 1_000_000
 
     def ask(self, outgoing: Outgoing, timeout_s: float) -> int:
         self._last += 1

@@ -28,12 +28,18 @@ from sync.replica import Token
 from sync.wire import from_parts, to_parts
 
 SYNC: Final = "sync"
+REST: Final = "sync-rest"
 OTHER_SHARDS: Final = "other-shards"
 """The code of a refusal: the two regions do not have as many shards, so no shard is the same."""
 SAME_NUMBER: Final = "same-number"
 """The code of a refusal: two regions have one number, so that versions of one could be taken for the other's."""
 MAX_BUDGET: Final = 16 * 2**20
 MAX_WAIT_S: Final = 30.0
+WHOLE_BYTES: Final = 2 * 2**20
+"""A larger batch is fetched piece by piece, so that who waits for it can tell a slow link from a dead one. Rows keep to
+the budget of their pull; it is dense weights that may be larger."""
+MAX_PART_BYTES: Final = 2**20
+LARGEST_BYTES: Final = 512 * 2**20
 LARGE_BYTES: Final = 32 * 2**10
 """An array of so many bytes has a frame of its own."""
 MAX_NAME: Final = 64
@@ -104,6 +110,8 @@ class WirePiece(Wire):
 class SyncReply(Wire):
     """A batch. Arrays: the small ones of all pieces in one uint8 ``[B]``, each padded to 8 bytes; then the large ones,
     each as uint8. ``declarations`` of models that the puller did not know, or otherwise. ``region``: the source's.
+    ``lengths`` of all arrays, where the batch is too large to be sent at once: they are to be fetched by ``sync-rest``,
+    one after the other as if they were one.
     """
 
     stream: int
@@ -116,6 +124,21 @@ class SyncReply(Wire):
     precision: Precision = "float32"
     declarations: list[bytes] = msgspec.field(default_factory=list)
     region: str = ""
+    lengths: list[int] = msgspec.field(default_factory=list)
+
+
+class RestRequest(Wire):
+    """``size`` bytes from ``start`` on of a batch that was too large. Arrays of the answer: these, uint8 ``[B]``."""
+
+    puller: str
+    stream: int
+    number: int
+    start: int
+    size: int
+
+
+class RestReply(Wire):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +251,17 @@ def _quantised(arrays: Sequence[Array], rows: int, precision: Precision) -> Iter
             yield array
 
 
+def lengths_of(reply: Reply) -> list[int]:
+    """Of the arrays of an answer that are to be fetched; none where all came. Raises RecordDamaged,
+    msgspec.DecodeError."""
+    found = unpack(reply.body, SyncReply).lengths
+    fits = all(0 <= length <= LARGEST_BYTES for length in found) and sum(found) <= LARGEST_BYTES
+    _require(fits, "a batch that is too large")
+    return found
+
+
 def received(reply: Reply) -> Received:
-    """The batch of an answer. Raises RecordDamaged, msgspec.DecodeError."""
+    """The batch of an answer, all of whose arrays are here. Raises RecordDamaged, msgspec.DecodeError."""
     found = unpack(reply.body, SyncReply)
     _require(0.0 <= found.parked_s < math.inf, "a wait that is no time")
     _require(len(reply.arrays) > 0, "a batch without its block")

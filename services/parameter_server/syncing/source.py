@@ -11,20 +11,28 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.acknowledging import Acknowledging
 from services.parameter_server.declarations import Declaration, encode_declaration
-from services.parameter_server.handlers import Rejected
+from services.parameter_server.handlers import Rejected, guarded
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.messages import (
     MAX_NAME,
+    MAX_PART_BYTES,
     OTHER_SHARDS,
+    REST,
     SAME_NUMBER,
+    WHOLE_BYTES,
+    RestReply,
+    RestRequest,
+    SyncReply,
     SyncRequest,
     pull_of,
     reply_of,
 )
+from services.rpc.codec import Array
 from services.rpc.server import BUSY, Call
 from sync.errors import RecordDamaged
 from sync.exchange import Batch, FeedConfig, Feeds, ShardName
@@ -63,6 +71,8 @@ class Peer:
     bytes_total: int = 0
     batches_total: int = 0
     wanted: set[ShardName] = field(default_factory=set)
+    rest: dict[int, Array] = field(default_factory=dict)
+    """By number of a batch that is too large to be sent at once, its bytes until the last were fetched."""
     parked: dict[int, Call] = field(default_factory=dict)
 
 
@@ -149,6 +159,21 @@ class Source:
             peer.bytes_total, peer.batches_total = before.bytes_total, before.batches_total
         return peer
 
+    def take_rest(self, call: Call) -> None:
+        """Answer with a part of a batch that was too large. Raises Rejected."""
+        request = guarded(lambda: wire.unpack(call.request.body, RestRequest), REST)
+        peer = self.peers.get(request.puller)
+        found = None if peer is None or peer.stream != request.stream else peer.rest.get(request.number)
+        if peer is None or found is None or not 0 <= request.start < len(found):
+            raise Rejected(wire.REFUSED, "there is no such part of a batch here")
+        part = found[request.start : request.start + min(max(request.size, 1), MAX_PART_BYTES)]
+        if request.start + len(part) == len(found):
+            del peer.rest[request.number]
+        peer.heard_s = self._clock.monotonic()
+        peer.bytes_total += part.nbytes
+        self.counts.bytes_total += part.nbytes
+        self._answers.answer(call, wire.pack(RestReply()), (part,), ())
+
     def turn(self) -> bool:
         """Answer what can be answered now. Whether anything was."""
         now = self._clock.monotonic()
@@ -194,6 +219,11 @@ class Source:
             declarations = [encode_declaration(one) for one in self._untold(peer)]
         precision: Precision = "float32" if peer is None else peer.precision
         body, arrays = reply_of(batch, precision, declarations, self._region)
+        if peer is not None and sum(array.nbytes for array in arrays) > WHOLE_BYTES:
+            peer.rest[batch.number] = np.concatenate(arrays)
+            reply = wire.unpack(body, SyncReply)
+            reply.lengths = [array.nbytes for array in arrays]
+            body, arrays = wire.pack(reply), ()
         size = len(body) + sum(array.nbytes for array in arrays)
         self.counts.bytes_total += size
         if peer is not None:

@@ -9,14 +9,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from services.parameter_server.declarations import Declaration, decode_declaration
+from services.parameter_server.messages import pack
 from services.parameter_server.syncing.messages import (
+    LARGEST_BYTES,
+    REST,
     Received,
+    RestRequest,
     SyncRequest,
+    lengths_of,
     received,
     request_of,
 )
@@ -36,6 +44,10 @@ LONGEST_PATIENCE_S: Final = 4.0
 once a link that was cut is whole again."""
 LONGEST_SENDING_S: Final = 30.0
 _log = logging.getLogger(__name__)
+
+PART_BYTES: Final = 256 * 2**10
+"""Of a batch that is too large to come at once, asked for at a time."""
+PARTS_OPEN: Final = 4
 
 OnAnswer = Callable[[Reply | Failure | None], None]
 """None: there was no answer in time."""
@@ -82,6 +94,24 @@ class UpstreamCounts:
     last_fault: str = ""
 
 
+@dataclass(slots=True)
+class _Parts:
+    """A batch that comes part by part. ``asked``, ``got``: bytes so far."""
+
+    number: int
+    reply: Reply
+    lengths: list[int]
+    data: npt.NDArray[np.uint8]
+    asked: int = 0
+    got: int = 0
+    open: int = 0
+
+    def whole(self) -> Reply:
+        """The answer as if it had come at once."""
+        ends = np.cumsum(np.asarray(self.lengths, np.int64))
+        return Reply(self.reply.id, self.reply.body, tuple(np.split(self.data, ends[:-1])))
+
+
 class Upstream:
     """``template``: what all its pulls have in common."""
 
@@ -109,6 +139,8 @@ class Upstream:
         self._backlog: deque[Received] = deque()
         self._open: dict[int, int] = {}
         """By number of a pull that is on its way, its bytes at most."""
+        self._fetching = 0
+        """Bytes of batches that come part by part."""
         self._patience_s = 0.0
         self._stream = 0
 
@@ -216,11 +248,64 @@ class Upstream:
             self._fail(f"{answer.code}: {answer.message}")
         else:
             self._patience_s = 0.0
+            self._well_formed(lambda: self._take_in(pull.number, answer))
+
+    def _well_formed(self, take: Callable[[], None]) -> None:
+        try:
+            take()
+        except (RecordDamaged, msgspec.DecodeError) as error:
+            self.counts.damaged_total += 1
+            self._fail(f"a batch is not well formed: {error}")
+
+    def _take_in(self, number: int, answer: Reply) -> None:
+        lengths = lengths_of(answer)
+        if not lengths:
+            self._backlog.append(received(answer))
+            return
+        self._fetching += sum(lengths)
+        if self._fetching > LARGEST_BYTES:
+            raise RecordDamaged(f"batches of {self._fetching} bytes come at once")
+        self._fetch(_Parts(number, answer, lengths, np.empty(sum(lengths), np.uint8)))
+
+    def _fetch(self, parts: _Parts) -> None:
+        """Ask for the next parts of a large batch; several are on their way."""
+        while parts.open < PARTS_OPEN and parts.asked < len(parts.data):
+            start, size = parts.asked, min(PART_BYTES, len(parts.data) - parts.asked)
+            request = RestRequest(self._template.puller, self._stream, parts.number, start, size)
+            parts.asked += size
+            parts.open += 1
+            rate = self.puller.pace.rate
+            sending_s = 2.0 * PARTS_OPEN * PART_BYTES / rate if rate else 0.0
+            timeout_s = GRACE_S + LONGEST_PATIENCE_S + min(sending_s, LONGEST_SENDING_S)
+            came = partial(self._part_answered, parts, self._stream, start, size)
             try:
-                self._backlog.append(received(answer))
-            except (RecordDamaged, msgspec.DecodeError) as error:
-                self.counts.damaged_total += 1
-                self._fail(f"a batch is not well formed: {error}")
+                self.ask(Outgoing(REST, pack(request)), timeout_s, came)
+            except RpcError as error:
+                self._fail(str(error), reconnect=True)
+                return
+
+    def _part_answered(
+        self, parts: _Parts, stream: int, start: int, size: int, answer: Reply | Failure | None
+    ) -> None:
+        if stream == self._stream:
+            self._well_formed(lambda: self._part_came(parts, start, size, answer))
+
+    def _part_came(self, parts: _Parts, start: int, size: int, answer: Reply | Failure | None) -> None:
+        if not isinstance(answer, Reply):
+            why = "it does not answer" if answer is None else answer.message
+            self._fail(f"a large batch broke off: {why}", reconnect=answer is None)
+            return
+        (found,) = answer.arrays if len(answer.arrays) == 1 else (np.zeros(0, np.uint8),)
+        if found.dtype != np.uint8 or found.shape != (size,):
+            raise RecordDamaged(f"{found.dtype} {list(found.shape)} for {size} bytes of a batch")
+        parts.data[start : start + size] = found
+        parts.got += size
+        parts.open -= 1
+        if parts.got == len(parts.data):
+            self._fetching -= len(parts.data)
+            self._backlog.append(received(parts.whole()))
+        else:
+            self._fetch(parts)
 
     def _fail(self, why: str, *, reconnect: bool = False) -> None:
         self.puller.failed(self._clock.monotonic(), why)
@@ -229,7 +314,7 @@ class Upstream:
     def _begin_anew(self, why: str, *, reconnect: bool = False) -> None:
         """The stream is over: what is on its way belongs to it."""
         self._note(f"pulling from {self.address} begins anew: {why}")
-        self._stream, self._open = 0, {}
+        self._stream, self._open, self._fetching = 0, {}, 0
         self._backlog.clear()
         if reconnect:
             calls, self._calls = self._calls, {}
