@@ -1,4 +1,4 @@
-"""How much of the server's thread is to be left to readers: serving comes before catching up. Pure; time is an argument."""
+"""How much of the server's thread is to be left to readers: serving comes before catching up. Pure; time is passed."""
 
 from __future__ import annotations
 
