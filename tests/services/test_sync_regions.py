@@ -267,6 +267,28 @@ def test_a_link_that_becomes_a_hundred_times_slower_goes_on_carrying(tmp_path: P
             eventually(lambda: told() == 70_000)
 
 
+def test_dense_weights_of_megabytes_cross_a_slow_link(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0, generation_s=3_600.0)
+    (address,) = home.addresses.values()
+    with emulated(address, parse_conditions("delay=20ms,rate=8mbit")) as link:
+        region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=(link.address,)))
+        with running(home, region), home.client() as at_home, region.client() as reader:
+            dense = TableSpec(
+                "dense", 1_000, Initialiser.uniform(0.1), Optimiser("sgd", 0.1), "single", 2_000
+            )
+            at_home.declare("main", (SPECS[0], dense), "fp-1")
+            declared(reader)
+            parts = {"dense": (np.arange(2_000, dtype=np.uint64), np.full((2_000, 1_000), 0.5, np.float32))}
+            at_home.push("main", SOURCE, 0, dict.fromkeys(range(2), -1), 0, None, parts)
+            began_s = time.monotonic()
+            assert at_home.publish("main") >= 1
+            # Eight megabytes take eight seconds, longer than anybody waits for one answer.
+            took_s = same(at_home, reader, 40.0)
+            print(f"8 MB over 8 Mbit/s in {time.monotonic() - began_s:.1f} s")
+            assert took_s > 5.0
+            assert counted(reader, r'headwater_sync_upstream_faults_total\{upstream=".*"\}') == 0
+
+
 def test_a_region_that_restarts_catches_up_by_what_it_knows(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0)
     region = following(home, tmp_path)
