@@ -108,11 +108,12 @@ class Network:
         ends = sender[1], receiver[1]
         for _ in range(copies):
             at_s = left_s + path.delay_s + (rng.random() * path.jitter_s if path.jitter_s else 0.0)
-            at_s = self._come(there, nbytes, at_s, self._rates.get(here, 0.0)) if crossing else at_s
-            at_s = self._come(receiver[1], nbytes, at_s, 0.0) if receiver[1] != there else at_s
             if not (path.reordered and rng.random() < path.reordered):
                 at_s = self._last_s[ends] = max(at_s, self._last_s.get(ends, 0.0))
-            self._queue.at(at_s, lambda: self._arrive(here, there, deliver))
+            sent_at = self._rates.get(here, 0.0) if crossing else 0.0
+            first_s = at_s - nbytes / sent_at if sent_at else at_s
+            stops = [one for one in ((there,) if crossing else ()) + receiver[1:] if self._arriving.get(one)]
+            self._come(stops, nbytes, first_s, at_s, lambda: self._arrive(here, there, deliver))
 
     def _leave(self, place: str, nbytes: int, now_s: float) -> float:
         """When the last byte has left, of a message that may from ``now_s`` on."""
@@ -123,16 +124,22 @@ class Network:
         self._free_s[place] = left_s
         return left_s
 
-    def _come(self, place: str, nbytes: int, at_s: float, sent_at: float) -> float:
-        """When the last byte is here, of a message whose last byte would be at ``at_s``, sent at a rate of
-        ``sent_at``: it comes in while it is sent."""
-        rate = self._arriving.get(place, 0.0)
-        if not rate:
-            return at_s
-        first_s = at_s - nbytes / sent_at if sent_at else at_s
-        come_s = max(at_s, max(first_s, self._taken_s.get(place, 0.0)) + nbytes / rate)
-        self._taken_s[place] = come_s
-        return come_s
+    def _come(
+        self, stops: list[str], nbytes: int, first_s: float, last_s: float, arrive: Callable[[], None]
+    ) -> None:
+        """Pass the downlinks of ``stops``, each from when the first byte is there: a message takes none of a downlink
+        while it is on its way. The last byte would come at ``last_s``."""
+        if not stops:
+            self._queue.at(last_s, arrive)
+            return
+
+        def take() -> None:
+            stop, *others = stops
+            begun_s = max(self._queue.now_s, self._taken_s.get(stop, 0.0))
+            self._taken_s[stop] = done_s = max(last_s, begun_s + nbytes / self._arriving[stop])
+            self._come(others, nbytes, begun_s, done_s, arrive)
+
+        self._queue.at(first_s, take)
 
     def _arrive(self, here: str, there: str, deliver: Callable[[], None]) -> None:
         if (here, there) in self._cut:

@@ -64,6 +64,18 @@ def test_a_slow_downlink_holds_up_only_its_own_place() -> None:
     assert links.run() == pytest.approx([1.0, 101.0])
 
 
+def test_what_is_still_far_away_holds_up_nothing() -> None:
+    links = Links()
+    links.network.connect("c", "b", Path(10.0))
+    links.network.limit("b", 0.0, 100.0)
+    links.network.limit("b0", 0.0, 100.0)
+    links.send(100, sender="c0")
+    links.send(100)
+    links.send(100, sender="b1")
+    # From next door, from a second away, from ten seconds away.
+    assert links.run() == pytest.approx([1.0, 2.0, 11.0])
+
+
 def test_nodes_of_a_place_have_links_of_their_own() -> None:
     links = Links()
     links.network.limit("a0", 100.0)
