@@ -32,6 +32,8 @@ from services.parameter_server.syncing.messages import (
     RestRequest,
     SyncReply,
     SyncRequest,
+    received,
+    reply_of,
 )
 from services.parameter_server.syncing.service import SyncConfig
 from services.parameter_server.syncing.status import standing_of, status
@@ -41,6 +43,7 @@ from services.rpc.server import BUSY
 from sync.exchange import Batch, Taken
 from sync.placement import shard_of
 from sync.pushes import Push, Source
+from sync.records import Generation
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 
@@ -200,6 +203,54 @@ def test_a_batch_that_is_not_well_formed_ends_the_stream_and_is_counted() -> Non
     assert eu.rows() != home.rows()
     world.spoil = lambda answer: answer
     world.run(6.0)
+    assert eu.rows() == home.rows()
+
+
+def test_a_batch_that_makes_no_sense_does_not_end_the_server() -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+
+    def spoil(answer: Reply | Failure) -> Reply | Failure:
+        assert isinstance(answer, Reply)
+        batch = received(answer).batch
+        if not batch.pieces:
+            return answer
+        # Weights of a table that has none.
+        wrong = Generation("items", 3, np.ones((2, 4), np.float32), 5, 9)
+        update = replace(batch.pieces[0].update, generations=(wrong,), epochs={9: 1})
+        spoilt = replace(batch, pieces=(replace(batch.pieces[0], update=update), *batch.pieces[1:]))
+        body, arrays = reply_of(spoilt, "float32")
+        return Reply(answer.id, body, arrays)
+
+    world.spoil = spoil
+    home.push(0)
+    world.run(1.0)
+    (upstream,) = eu.syncing.upstreams
+    assert upstream.counts.damaged_total + upstream.puller.counts.faults_total >= 1
+    assert eu.rows() != home.rows()
+    world.spoil = lambda answer: answer
+    world.run(8.0)
+    assert eu.rows() == home.rows()
+
+
+def test_a_shard_that_cannot_be_opened_is_not_followed_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+
+    def cannot(declaration: Declaration) -> None:
+        raise OSError("the disk is slow")
+
+    monkeypatch.setattr(eu.host, "declare", cannot)
+    home.host.declare(Declaration("second", "fp-1", DECLARATION.tables))
+    world.run(2.0)
+    home.push(0)
+    world.run(0.1)
+    assert eu.syncing.upstreams[0].unlike == {"second"}
+    assert "the disk is slow" in eu.syncing.upstreams[0].counts.last_fault
     assert eu.rows() == home.rows()
 
 

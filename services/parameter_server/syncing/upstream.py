@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from services.parameter_server.declarations import Declaration, decode_declaration
 from services.parameter_server.messages import pack
+from services.parameter_server.storage.snapshots import SnapshotError
 from services.parameter_server.syncing.messages import (
     LARGEST_BYTES,
     REST,
@@ -33,7 +34,7 @@ from services.parameter_server.types import ModelMismatch, ParameterError
 from services.rpc.calls import Outgoing
 from services.rpc.codec import Failure, Reply
 from services.rpc.errors import RpcError
-from sync.errors import RecordDamaged
+from sync.errors import RecordDamaged, SyncError
 from sync.exchange import Batch, Pull, Puller, ShardName
 from sync.replica import Replica
 
@@ -182,7 +183,13 @@ class Upstream:
         found = self._backlog.popleft()
         now = self._clock.monotonic()
         batch = self._learn(found)
-        taken = self.puller.take(batch, found.nbytes, now, self._clock.physical_us())
+        try:
+            taken = self.puller.take(batch, found.nbytes, now, self._clock.physical_us())
+        except SyncError as error:
+            # The puller lets single shards rest that cannot be taken; this is a source that makes no sense at all.
+            self.counts.damaged_total += 1
+            self._fail(f"a batch cannot be taken: {error}")
+            return True
         if taken.fault:
             self._begin_anew(taken.fault)
         return True
@@ -199,7 +206,7 @@ class Upstream:
             try:
                 self._models.learn(declaration)
                 self.unlike.discard(declaration.model)
-            except ParameterError as error:
+            except (ParameterError, SnapshotError, OSError) as error:
                 self.unlike.add(declaration.model)
                 what = "declares it otherwise" if isinstance(error, ModelMismatch) else "has it, this cannot"
                 self._note(
