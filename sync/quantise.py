@@ -44,6 +44,11 @@ def quantise(values: Values, precision: Precision) -> tuple[Array, ...]:
     return codes, rows
 
 
+def value_bytes(dim: int, precision: Precision) -> int:
+    """Bytes that the values of one row of ``dim`` take."""
+    return {"float32": 4 * dim, "float16": 2 * dim, "int8": dim + 8}[precision]
+
+
 def restore(arrays: Sequence[Array], precision: Precision, shape: tuple[int, int]) -> Values:
     """The values [N, d] that ``quantise`` made ``arrays`` of. Raises RecordDamaged where they cannot be its."""
     kinds: tuple[tuple[type[np.generic], tuple[int, int]], ...]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.parameters import DECLARATION, SOURCE
-from support.syncing import KEYS, Server, World
+from support.syncing import KEYS, SHARDS, Server, World
 
 from services.parameter_server.declarations import Declaration
 from services.parameter_server.messages import (
@@ -44,6 +44,7 @@ from sync.exchange import Batch, Taken
 from sync.placement import shard_of
 from sync.pushes import Push, Source
 from sync.records import Generation
+from sync.quantise import Precision
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 
@@ -417,6 +418,36 @@ def test_readers_that_wait_have_smaller_batches_and_pauses_between_them() -> Non
     assert 0.03 < pauses(range(20, 40))[0] < 0.05
     world.run(10.0)
     assert eu.syncing.brake_level == 0.0
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_a_batch_has_the_bytes_that_were_asked_for_whatever_the_precision(precision: Precision) -> None:
+    world = World()
+    wide = Declaration(
+        "main", "fp-1", (TableSpec("items", 32, Initialiser.uniform(0.1), Optimiser("sgd", 0.1)),)
+    )
+    home = world.server("home", declaration=wide)
+    config = SyncConfig(region="eu", upstreams=("home",), precision=precision)
+    eu = world.server("eu", 1, config, written=frozenset(), declaration=wide)
+    world.run(2.0)
+    (upstream,) = eu.syncing.upstreams
+    puller, came = upstream.puller, list[tuple[int, int]]()
+    take = puller.take
+
+    def noted(batch: Batch, nbytes: int, now_s: float, clock_us: int = 0) -> Taken:
+        _, asked, _ = puller._open[batch.number]
+        came.append((nbytes, asked))
+        return take(batch, nbytes, now_s, clock_us)
+
+    puller.take = noted  # type: ignore[method-assign]
+    keys = np.arange(20_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shard, held in home.host.led(home.host.models["main"]):
+        mine = keys[shard_of(keys, SHARDS) == shard]
+        held.shard.push(Push(SOURCE, 0, -1, None, (("items", mine, np.ones((len(mine), 32), np.float32)),)))
+    world.run(2.0)
+    large = [(nbytes, asked) for nbytes, asked in came if nbytes > 10_000]
+    assert len(large) >= 3
+    assert all(0.8 < nbytes / asked < 1.2 for nbytes, asked in large[:-2])
 
 
 def test_only_what_taking_over_held_up_counts_against_it() -> None:

@@ -40,6 +40,9 @@ class Hands:
     def physical_us(self) -> int:
         return 1_700_000_000_000_000 + round(self.now_s * 1e6) + self.ahead_us
 
+    def worked_s(self) -> float:
+        return self.now_s
+
 
 @dataclass
 class Server:

@@ -71,6 +71,10 @@ class SystemClock:
     def physical_us(self) -> int:
         return system_time_us()
 
+    def worked_s(self) -> float:
+        """What the calling thread had of the processor so far."""
+        return time.thread_time()
+
 
 class Syncing:
     """``fed`` and ``pushed`` answer pulls of other regions and forwarded pushes, once what they tell of is acknowledged
@@ -111,7 +115,8 @@ class Syncing:
         self._next_clocks_s = 0.0
         self._turn = 0
         self.merging_s = 0.0
-        """How long taking over a batch held up all else, in the last turn."""
+        """How long taking over a batch held up all else, in the last turn: by its own work, whoever else has the
+        processor."""
         self._merge_again_s = 0.0
 
     def _upstream(self, address: str, links: Links) -> Upstream:
@@ -199,9 +204,9 @@ class Syncing:
 
     def turn(self) -> bool:
         """Take over a batch, ask for more, feed others. Whether anything happened that readers may want to see."""
-        began_s = self.now_s
+        began_s = self._clock.worked_s()
         merged = self._pull() if self.upstreams else False
-        self.merging_s = self.now_s - began_s
+        self.merging_s = self._clock.worked_s() - began_s
         if merged:
             # So that taking over has no more than the share of this thread that the brake leaves to it.
             brake = self.brake_level

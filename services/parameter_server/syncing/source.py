@@ -7,7 +7,7 @@ Used by the server's loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -37,13 +37,15 @@ from services.rpc.server import BUSY, Call
 from sync.errors import RecordDamaged
 from sync.exchange import Batch, FeedConfig, Feeds, ShardName
 from sync.exchange.feed import MAX_PULLS
-from sync.quantise import Precision
+from sync.quantise import Precision, value_bytes
 from sync.replica import Replica
 
 SILENT_S: Final = 10.0
 """Who pulls every second and was not heard for so long is gone."""
 SWEEP_S: Final = 1.0
 MAX_COALESCE_S: Final = 10.0
+VERSIONED_BYTES: Final = 20
+"""A key and its version."""
 MAX_SHARDS: Final = 1_048_576
 """Shards, over all models, that one puller may ask for."""
 
@@ -128,6 +130,7 @@ class Source:
                 raise
             raise Rejected(wire.REFUSED, str(error)) from error
         self._look()
+        pull = replace(pull, budget=self._budget(pull.budget, request.precision))
         ended = self.feeds.take(request.puller, pull, now, _config(request))
         peer = self.peers.get(request.puller)
         if ended is None and (peer is None or peer.stream != pull.stream):
@@ -144,6 +147,14 @@ class Source:
             del self.peers[peer.name]
             raise Rejected(BUSY, "you wait for too much at once")
         peer.parked[pull.number] = call
+
+    def _budget(self, wire_bytes: int, precision: Precision) -> int:
+        """What ``wire_bytes`` are where values are float32, as feeds count: for rows of the widest table. Else a puller
+        would never have all that it asked for, and take its link for one without a limit and itself for level."""
+        tables = (spec for model in self._host.models.values() for spec in model.declaration.tables)
+        dim = max((spec.dim for spec in tables if spec.placement == "hashed"), default=0)
+        exact, narrow = (VERSIONED_BYTES + value_bytes(dim, one) for one in ("float32", precision))
+        return max(wire_bytes, wire_bytes * exact // narrow)
 
     def _new_peer(self, request: SyncRequest, now_s: float) -> Peer:
         before = self.peers.get(request.puller)
