@@ -43,8 +43,8 @@ from services.rpc.server import BUSY
 from sync.exchange import Batch, Taken
 from sync.placement import shard_of
 from sync.pushes import Push, Source
-from sync.records import Generation
 from sync.quantise import Precision
+from sync.records import Generation
 from sync.spec import Initialiser, Optimiser, TableSpec
 
 
