@@ -171,6 +171,45 @@ def test_a_home_that_is_killed_and_comes_back_is_followed_again(tmp_path: Path) 
             same(at_home, reader)
 
 
+def test_a_region_takes_the_place_of_a_home_that_is_gone(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    sync = SyncSettings(upstreams=tuple(home.addresses.values()), optimiser_state=True)
+    region = Region(tmp_path, "eu", 1, sync)
+    with running(home, region), home.client() as at_home, region.client() as reader:
+        at_home.declare("main", SPECS, "fp-1")
+        trainer = Trainer(at_home)
+        trainer.step(5)
+        (server,) = home.servers.values()
+        # A start raises home's fencing epochs, which those of the region have to exceed.
+        server.kill()
+        server.start()
+        home.ready()
+        trainer.step()
+        declared(reader)
+        same(at_home, reader)
+        fences = [home.place(shard).fence for shard in range(2)]
+        published = at_home.dense("main").generation
+        server.kill()
+        (other,) = region.servers.values()
+        assert other.stop() == 0
+        region.configure(SyncSettings(writes="all", optimiser_state=True))
+        region.start()
+        region.ready()
+        assert all(region.place(shard).fence > fences[shard] for shard in range(2))
+        heir = Trainer(reader)
+        heir.offset = trainer.offset
+        heir.step(5)
+        assert heir.lost == 0
+        eventually(lambda: reader.dense("main").generation > published)
+        # What was home comes back, and follows.
+        home.configure(SyncSettings(upstreams=tuple(region.addresses.values())))
+        home.start()
+        home.ready()
+        heir.step(3)
+        same(at_home, reader)
+        assert heir.lost == 0
+
+
 def test_no_region_ever_holds_a_step_that_a_fail_over_at_home_loses(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0, servers=3, replicas=3, replication="quorum")
     region = following(home, tmp_path)

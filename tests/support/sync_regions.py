@@ -77,7 +77,10 @@ class Region:
 
     def follow(self, upstreams: Sequence[str]) -> None:
         """Whom to follow, from the next start on."""
-        sync = self._settings.sync.model_copy(update={"upstreams": tuple(upstreams)})
+        self.configure(self._settings.sync.model_copy(update={"upstreams": tuple(upstreams)}))
+
+    def configure(self, sync: SyncSettings) -> None:
+        """Other settings, from the next start on."""
         self._settings = self._settings.model_copy(update={"sync": sync})
         self._make()
 
