@@ -178,7 +178,13 @@ class TestDominatorAtLoad:
     def test_with_an_empty_one_the_cache_answers_for_what_it_never_had(self, monkeypatch: Patch) -> None:
         from sync.changes import ChangeRing
 
-        monkeypatch.setattr(ChangeRing, "_evict", lambda self, count, columns: None)
+        evict = ChangeRing._evict
+
+        def forgetful(self: ChangeRing, *versions: Any) -> None:
+            evict(self, *versions)
+            self.dominator = {}
+
+        monkeypatch.setattr(ChangeRing, "_evict", forgetful)
         assert differs(self.scenario)
 
 
