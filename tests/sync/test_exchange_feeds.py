@@ -122,8 +122,13 @@ def test_a_puller_without_shards_asks_all_the_same() -> None:
     assert asked.wants == ()
     feed = Feed(1, lambda: {}, FeedConfig(), feeds().counts)
     feed.take(asked, 0.0)
-    assert feed.next(0.5) is None
-    batch = feed.next(1.0)
+    batch = feed.next(0.0)
     assert batch is not None
-    assert not puller.take(batch, 0, 1.0).fault
+    assert not puller.take(batch, 0, 0.1).fault
+    # From then on it is told when there is something, or that there is nothing, once a second.
+    asked = puller.ask(0.1)
+    assert asked is not None
+    feed.take(asked, 0.2)
+    assert feed.next(1.1) is None
+    assert feed.next(1.2) is not None
     assert puller.counts.batches_total == 1
