@@ -34,7 +34,9 @@ PAGE: Final = 4_096
 SLICE: Final = 128
 """Items decoded or encoded in one go: some milliseconds of work."""
 REST: Final = 2.0
-"""A loop rests this many times as long as it worked: requests come first when changes come without end."""
+"""A loop rests this many times as long as it worked: requests come first when changes come without end. What counts is
+this thread's processor time: a busy machine makes work longer as it is, and resting for it would not make it less busy.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Follower:
         model_name: str,
         clock_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
+        worked_s: Callable[[], float] = time.thread_time,
         arrived: Freshness | None = None,
     ) -> None:
         """``freshness``: of what is encoded; ``arrived``: of what has come here, encoded or not."""
@@ -63,7 +65,7 @@ class Follower:
         self._model_name = model_name
         self._clock_ms = clock_ms
         self._sleep = sleep
-        self._monotonic = monotonic
+        self._worked_s = worked_s
         self._changed = asyncio.Event()
         self._reached: dict[int, tuple[int, Watermarks]] = {}
         self._generation: int | None = None
@@ -90,7 +92,7 @@ class Follower:
         cursor = 0
         store = self._store.blocking
         while True:
-            started_s = self._monotonic()
+            before_s = self._worked_s()
             ids, cursor = await self._store.call(partial(store.changes, ENTITY, cursor, PAGE))
             for start in range(0, len(ids), SLICE):
                 some = ids[start : start + SLICE]
@@ -99,7 +101,7 @@ class Follower:
                 self._changed.set()
             if len(ids) < PAGE:
                 self.catalogue_loaded = True
-                await self._sleep(self._pause_s(POLL_S, started_s))
+                await self._sleep(self._pause_s(POLL_S, before_s))
 
     async def _follow_parameters(self) -> None:
         async with aclosing(self._parameters.follow(self._model_name, (RETRIEVAL, RANKING))) as stream:
@@ -126,7 +128,7 @@ class Follower:
             if not self._items.building:
                 await self._changed.wait()
             await self._sleep(pause_s)
-            started_s = self._monotonic()
+            before_s = self._worked_s()
             self._changed.clear()
             try:
                 await self._fetch_unknown()
@@ -140,11 +142,11 @@ class Follower:
                 self._freshness.advance(shard, shards, marks)
             # A slice a round: a large new generation must not hold up what is served.
             self._items.build_next(SLICE, self._clock_ms())
-            pause_s = self._pause_s(LINGER_S, started_s)
+            pause_s = self._pause_s(LINGER_S, before_s)
 
-    def _pause_s(self, least_s: float, started_s: float) -> float:
+    def _pause_s(self, least_s: float, before_s: float) -> float:
         """Long enough that a loop takes a share of the processor at most, however much there is to do."""
-        return max(least_s, REST * (self._monotonic() - started_s))
+        return max(least_s, REST * (self._worked_s() - before_s))
 
     async def _fetch_unknown(self) -> None:
         """Rows that no change stream brought: of keys that the catalogue has only just come to know."""
