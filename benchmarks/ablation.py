@@ -230,7 +230,7 @@ def _counted(seconds: float) -> tuple[float, float, float]:
 
 def _late(times: Times) -> str:
     late = times.unfinished
-    return f" ({late:.0%} not there at the end, counted until then: at least that)" if late else ""
+    return f" ({late:.1%} not there at the end, counted until then: at least that)" if late else ""
 
 
 def _row(work: str, outcome: Outcome) -> Row:
