@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     first, _, last = asked.seeds.partition(":")
     seeds = range(int(first), int(last)) if asked.seed is None else range(asked.seed, asked.seed + 1)
-    broken, did, begun_s, shown_s = 0, Counter[str](), time.monotonic(), 0.0
+    broken, did, begun_s, shown_s = 0, Counter[str](), time.monotonic(), time.monotonic()
     for seed in seeds:
         fault, outcome = run(seed, verbose=asked.verbose)
         did.update(
@@ -34,9 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
             if not asked.keep_going:
                 return 1
         now_s = time.monotonic()
-        if sys.stderr.isatty() and now_s - shown_s > 0.2:
+        if now_s - shown_s > (0.2 if sys.stderr.isatty() else 60.0):
             shown_s = now_s
-            print(f"\r{seed + 1 - seeds.start} of {len(seeds)}, {broken} broken", end="", file=sys.stderr)
+            line = f"{seed + 1 - seeds.start} of {len(seeds)}, {broken} broken"
+            print(
+                *([f"\r{line}"] if sys.stderr.isatty() else [line, "\n"]), end="", file=sys.stderr, flush=True
+            )
     took_s = time.monotonic() - begun_s
     print(f"{len(seeds)} histories, {broken} broken, {took_s:.1f} s")
     print(", ".join(f"{what} {count}" for what, count in sorted(did.items())))

@@ -215,8 +215,8 @@ class Exchange(RuleBasedStateMachine):
             return
         for _ in range(60):
             self.passed(6.0)
-            for here, server in enumerate(self.servers):
-                for there, puller in server.pullers.items():
+            for server in self.servers:
+                for puller in server.pullers.values():
                     puller.failed(self.now_s)
             self.passed(6.0)
             for here in range(SERVERS):
