@@ -185,9 +185,11 @@ def test_a_region_takes_the_place_of_a_home_that_is_gone(tmp_path: Path) -> None
         server.start()
         home.ready()
         trainer.step()
+        # What is pushed from now on is written under these, or newer ones.
+        fences = [home.place(shard).fence for shard in range(2)]
+        trainer.step(3)
         declared(reader)
         same(at_home, reader)
-        fences = [home.place(shard).fence for shard in range(2)]
         published = at_home.dense("main").generation
         server.kill()
         (other,) = region.servers.values()

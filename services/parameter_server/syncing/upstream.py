@@ -46,9 +46,12 @@ once a link that was cut is whole again."""
 LONGEST_SENDING_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
+FIRST_PART_BYTES: Final = 64 * 2**10
 PART_BYTES: Final = 256 * 2**10
-"""Of a batch that is too large to come at once, asked for at a time."""
-PARTS_OPEN: Final = 4
+"""Of a batch that is too large to come at once, asked for at a time: at most."""
+PARTS_OPEN: Final = 8
+PARTS_S: Final = 0.4
+"""All that are open take about so long, since answers to pulls wait behind them."""
 
 OnAnswer = Callable[[Reply | Failure | None], None]
 """None: there was no answer in time."""
@@ -97,15 +100,23 @@ class UpstreamCounts:
 
 @dataclass(slots=True)
 class _Parts:
-    """A batch that comes part by part. ``asked``, ``got``: bytes so far."""
+    """A batch that comes part by part, since ``began_s``. ``asked``, ``got``: bytes so far."""
 
     number: int
     reply: Reply
     lengths: list[int]
     data: npt.NDArray[np.uint8]
+    began_s: float
     asked: int = 0
     got: int = 0
     open: int = 0
+
+    def part_bytes(self, now_s: float) -> int:
+        """How much to ask for next, as fast as it came so far."""
+        if not self.got:
+            return FIRST_PART_BYTES
+        rate = self.got / max(now_s - self.began_s, 0.001)
+        return min(max(int(rate * PARTS_S / PARTS_OPEN), FIRST_PART_BYTES // 4), PART_BYTES)
 
     def whole(self) -> Reply:
         """The answer as if it had come at once."""
@@ -272,12 +283,14 @@ class Upstream:
         self._fetching += sum(lengths)
         if self._fetching > LARGEST_BYTES:
             raise RecordDamaged(f"batches of {self._fetching} bytes come at once")
-        self._fetch(_Parts(number, answer, lengths, np.empty(sum(lengths), np.uint8)))
+        data = np.empty(sum(lengths), np.uint8)
+        self._fetch(_Parts(number, answer, lengths, data, self._clock.monotonic()))
 
     def _fetch(self, parts: _Parts) -> None:
         """Ask for the next parts of a large batch; several are on their way."""
         while parts.open < PARTS_OPEN and parts.asked < len(parts.data):
-            start, size = parts.asked, min(PART_BYTES, len(parts.data) - parts.asked)
+            size = parts.part_bytes(self._clock.monotonic())
+            start, size = parts.asked, min(size, len(parts.data) - parts.asked)
             request = RestRequest(self._template.puller, self._stream, parts.number, start, size)
             parts.asked += size
             parts.open += 1
