@@ -1,7 +1,7 @@
 """What each part of the synchronisation is worth: the published steps one after the other, then ours, and other ways,
 all on the same links, the same writes and the same costs, in virtual time.
 
-Everything is fixed before the run and said in the rows: the scale is ``overlays.Scale``, the costs are those that
+Everything is fixed before the run and said in the rows: the scale is ``scale.Scale``, the costs are those that
 ``charges.measure`` finds. What Ekko published (Sima et al., OSDI 2022) is named beside it; its code was not run.
 """
 
@@ -16,8 +16,10 @@ from rich.console import Console
 
 from benchmarks import baselines
 from benchmarks.charges import TRANSPORT_S, Constants
-from benchmarks.overlays import Outcome, Plan, Scale, Times, Way, World, updates_a_second
+from benchmarks.outcomes import Outcome, Times
+from benchmarks.overlays import Way, World
 from benchmarks.report import Row
+from benchmarks.scale import Plan, Scale, updates_a_second
 
 STEPS: Final = (
     Way("versions by vector, every row scanned", "scan", leaders=False, parked=False),

@@ -1,4 +1,4 @@
-"""Other ways to bring what was written to all replicas, as small models in virtual time on the links of ``overlays``.
+"""Other ways to bring what was written to all replicas, as small models in virtual time on the links of ``scale``.
 
 None has a mind of its own: each sends the bytes that it would send, waits for whom it would wait for, and works as long
 as the constants say. Where a thing could be had in two ways, the one that is faster for it is taken.
@@ -15,19 +15,16 @@ from typing import Final
 import numpy as np
 
 from benchmarks.charges import Constants
-from benchmarks.overlays import (
+from benchmarks.outcomes import Outcome, Times, summed, traffic
+from benchmarks.scale import (
     OWNER,
     Floats,
-    Outcome,
     Plan,
     Scale,
-    Times,
     distinct_rows,
     lay_links,
     names,
     path_s,
-    summed,
-    traffic,
     updates_a_second,
 )
 from sync.simulator.queue import EventQueue

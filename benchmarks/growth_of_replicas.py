@@ -14,8 +14,9 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.charges import Constants
-from benchmarks.overlays import Plan, Scale, Way, World
+from benchmarks.overlays import Way, World
 from benchmarks.report import Row
+from benchmarks.scale import Plan, Scale
 
 WAIT_S: Final = 10.0
 

@@ -14,8 +14,8 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import ablation, charges, finding, growth_of_replicas, sync_picture
-from benchmarks.overlays import Scale
 from benchmarks.report import Row
+from benchmarks.scale import Scale
 
 BASELINES: Final = 4
 

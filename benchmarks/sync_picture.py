@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.overlays import Outcome
+from benchmarks.outcomes import Outcome
 
 
 def draw(outcomes: Sequence[Outcome], baselines: int, title: str, path: Path) -> None:

@@ -14,18 +14,9 @@ from rich.console import Console
 
 from benchmarks import ablation, baselines, growth_of_replicas, sync_picture
 from benchmarks.charges import Constants, measure
-from benchmarks.overlays import (
-    Outcome,
-    Plan,
-    Scale,
-    Way,
-    World,
-    distinct_rows,
-    names,
-    path_s,
-    updates_a_second,
-    weight,
-)
+from benchmarks.outcomes import Outcome
+from benchmarks.overlays import Way, World, weight
+from benchmarks.scale import Plan, Scale, distinct_rows, names, path_s, updates_a_second
 from sync.exchange import Pull
 
 CONSTANTS = Constants(1e-9, 3e-5, 3e-8, 2e-6, 9e-5, 6e-8, 9e-5, 8e-8, 1e-4)
