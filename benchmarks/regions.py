@@ -39,8 +39,6 @@ INSIDE_MS: Final = 100.0
 FAR_MS: Final = DELAY_S * 1e3 + 300.0
 LEVEL_S: Final = 1.0
 """A region has caught up once it has what was pushed this long ago."""
-READ_AIM: Final = 2.0
-"""Requests may take so many times as long while the link is full."""
 LIMIT_S: Final = 90.0
 CHUNK: Final = 4_096
 COMPARED: Final = 2_000
@@ -205,10 +203,10 @@ class _Caught:
     seconds: float
     bytes_s: float
     near: LatencyMs
-    reads: LatencyMs | None
+    reads: LatencyMs
 
 
-async def _catch_up(run: _Run, *, brake: bool, reads: Reads | None) -> _Caught:
+async def _catch_up(run: _Run, *, brake: bool, reads: Reads) -> _Caught:
     """The far region begins with nothing while pushes go on."""
     far, rate = run.world.regions["far"], run.sizes.usual
     far.empty()
@@ -216,32 +214,27 @@ async def _catch_up(run: _Run, *, brake: bool, reads: Reads | None) -> _Caught:
     far.start()
     await asyncio.to_thread(far.ready)
     began_s, came = time.monotonic(), run.world.links.came("far")
-    level_s = None
+    level_s, passed = None, 0
     with ExitStack() as stack:
-        go = (
-            None
-            if reads is None
-            else await asyncio.to_thread(stack.enter_context, reader(far.settings, reads))
-        )
-        reading = None if go is None else asyncio.create_task(asyncio.to_thread(go))
+        go = await asyncio.to_thread(stack.enter_context, reader(far.settings, reads))
+        reading = asyncio.create_task(asyncio.to_thread(go))
         async with run.watching("near", "far") as (sender, seen):
 
             def is_done(sent: int) -> bool:
-                nonlocal level_s
+                nonlocal level_s, passed
                 now, at = time.monotonic(), len(seen["far"].at_s)
                 if level_s is None and at and now - run.pushes.due_s[at - 1] < LEVEL_S:
-                    level_s = now
+                    level_s, passed = now, run.world.links.came("far") - came
                 if now > began_s + LIMIT_S:
                     raise RuntimeError(f"the far region did not catch up within {LIMIT_S:g} s")
-                return level_s is not None and (reading is None or reading.done())
+                return level_s is not None and reading.done()
 
             first, last = await sender.send(run.batches(rate), rate.rows_s / rate.each, is_done)
             assert level_s is not None
-            passed = run.world.links.came("far") - came
-            bytes_s = passed / (time.monotonic() - began_s)
             await settled(seen, last, LIMIT_S)
         near = latencies_ms(run.pushes, seen["near"], first, last)
-        return _Caught(level_s - began_s, bytes_s, near, None if reading is None else await reading)
+        took_s = level_s - began_s
+        return _Caught(took_s, passed / took_s, near, await reading)
 
 
 def _catching_up(
@@ -252,22 +245,26 @@ def _catching_up(
     console.print("regions: readers of the far region while nothing is pushed")
     with reader(run.world.regions["far"].settings, reads) as go:
         idle = go()
-    what = f"{sizes.rows:,} rows through {LINK} while {sizes.usual.rows_s:,} rows/s are pushed"
-    console.print(f"regions: an empty region catches up, {what}")
-    caught = runner.run(_catch_up(run, brake=True, reads=None))
-    least_s = sizes.rows * (20 + 4 * DIM) / LINK_BYTES_S
-    yield Row(f"an empty region catches up: {what}", "s", caught.seconds,
-              note=f"the link alone takes {least_s:.1f} s for the rows; load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    before = f"p99 before {np.percentile(usual['near'], 99):.1f}"
-    yield _latency("p99 freshness of the near region meanwhile", caught.near, note=before)
     work = f"p99 of reads of {KEYS} rows, {reads.per_s:g}/s, in the far region"
     yield _latency(f"{work}, no sync", idle, note="the API's client; no whole API")
-    least = float(np.percentile(idle, 99))
+    what = f"{sizes.rows:,} rows through {LINK}"
     for brake in (True, False):
-        console.print(f"regions: the same with readers, the brake {'on' if brake else 'off'}")
+        console.print(f"regions: an empty region catches up, {what}, the brake {'on' if brake else 'off'}")
         caught = runner.run(_catch_up(run, brake=brake, reads=reads))
-        assert caught.reads is not None
-        state = "on" if brake else "off"
-        aim = READ_AIM * least if brake else None
-        share = f"level after {caught.seconds:.1f} s; load {os.getloadavg()[0]:.1f}"
-        yield _latency(f"{work}, catching up, brake {state}", caught.reads, aim, share)
+        if brake:
+            yield from _caught_up(run, caught, usual, what)
+        note = f"level after {caught.seconds:.1f} s; load {os.getloadavg()[0]:.1f}"
+        yield _latency(f"{work}, catching up, brake {'on' if brake else 'off'}", caught.reads, None, note)
+
+
+def _caught_up(run: _Run, caught: _Caught, usual: dict[str, LatencyMs], what: str) -> Iterator[Row]:
+    least_s = run.sizes.rows * (20 + 4 * DIM) / LINK_BYTES_S
+    yield Row(
+        f"an empty region catches up: {what}, pushed {run.sizes.usual.rows_s:,}/s and read meanwhile",
+        "s",
+        caught.seconds,
+        note=f"the rows alone fill the link for {least_s:.1f} s; {8e-6 * caught.bytes_s:.0f} Mbit/s passed; "
+        f"load {os.getloadavg()[0]:.1f}",
+    )
+    note = f"p99 before {np.percentile(usual['near'], 99):.1f}"
+    yield _latency("p99 freshness of the near region meanwhile", caught.near, note=note)

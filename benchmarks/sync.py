@@ -1,6 +1,7 @@
 """``sync``: how changes are found, what each part of the synchronisation between regions is worth, and how it grows.
 
-Finding is measured here; the ablation and the growth are simulated in virtual time by the very core, with costs that
+Freshness, catching up and precision are measured with regions of real processes, and finding is measured here; the
+ablation and the growth are simulated in virtual time by the very core, with costs that
 are measured here, and say in their rows what they assume.
 """
 
@@ -13,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import ablation, charges, finding, growth_of_replicas, sync_picture
+from benchmarks import ablation, charges, finding, growth_of_replicas, processes, sync_picture
 from benchmarks.report import Row
 from benchmarks.scale import Scale
 
@@ -46,7 +47,7 @@ QUICK: Final = Measures(
 
 def run(quick: bool, console: Console, plot: Path | None = None) -> list[Row]:
     """All rows of a plan, the quick one or the whole; the picture of the ablation goes to ``plot``."""
-    return list(_measure(QUICK if quick else WHOLE, console, plot))
+    return [*processes.measure(quick, console), *_measure(QUICK if quick else WHOLE, console, plot)]
 
 
 def _measure(plan: Measures, console: Console, plot: Path | None) -> Iterator[Row]:
