@@ -1,8 +1,8 @@
 """``sync``: how changes are found, what each part of the synchronisation between regions is worth, and how it grows.
 
-Freshness, catching up and precision are measured with regions of real processes, and finding is measured here; the
-ablation and the growth are simulated in virtual time by the very core, with costs that
-are measured here, and say in their rows what they assume.
+Freshness, catching up and precision are measured with regions of real processes, and finding in this one; the ablation
+and the growth are simulated in virtual time by the very core, with costs that are measured here, and say in their rows
+what they assume.
 """
 
 from __future__ import annotations
