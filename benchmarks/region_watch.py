@@ -161,7 +161,12 @@ async def look_at(address: str, route: Route, rpc: AsyncRpcClient, seen: Seen) -
     shards = list(range(route.map.shards))
     body = pack(PullRequest(MODEL, route.map.epoch, [], followers=True, shards=shards))
     while True:
-        reply = await rpc.call(address, Outgoing("pull", body), GRACE_S)
+        try:
+            reply = await rpc.call(address, Outgoing("pull", body), GRACE_S)
+        except (NoAnswer, RemoteFailure):
+            # Its copy is not whole yet.
+            await asyncio.sleep(RETRY_S)
+            continue
         for one in unpack(reply.body, PullReply).marks:
             marks = {(log, partition): Mark(offset, at_ms) for log, partition, offset, at_ms in one.marks}
             seen.note(one.shard, marks.get(WHERE), route.map.shards)
