@@ -76,6 +76,7 @@ def test_vectors_are_a_lattice(a: dict[int, int], b: dict[int, int], c: dict[int
     assert joined(a, b) == joined(b, a)
     assert joined(a, joined(b, c)) == joined(a, b, c)
     assert joined(a, a) == a == met([a, a])
+    assert met([a]) == a
     assert covers(joined(a, b), a)
     assert covers(a, met([a, b, c]))
     assert met([a, b, c]) == met([c, b, a])
