@@ -133,6 +133,9 @@ class ShardFeed:
             # Another start of this shard, or another one in its place: what is being sent may be gone.
             self._exchange, self._overtaking = None, Overtaking(self._config.priority_share)
             self._incarnation, self._begun_s = shard.writer, None
+        if self._exchange is not None and self._exchange.learned.horizon.retired != shard.horizon.retired:
+            # What was told of a retirement in between may have undone rows that were claimed when it began.
+            self._exchange = None
         resting = self._exchange is None and now_s < self._not_before_s
         if self._exchange is None and not resting and self.token != shard.token:
             self._exchange = self._begin(shard, now_s)
