@@ -61,9 +61,7 @@ class Horizon:
     retired_before: int = 0
     last: Knowledge = field(default_factory=dict)
 
-    def passed_by(
-        self, knowledge: Knowledge, retired: int, epochs: Mapping[int, int] | None = None
-    ) -> bool:
+    def passed_by(self, knowledge: Knowledge, retired: int, epochs: Mapping[int, int] | None = None) -> bool:
         """Whether who has ``knowledge``, and has heard of retirements below epoch ``retired``, lacks nothing that was
         forgotten here, and has nothing of a retired writer that is known to nobody else. Everybody else needs a full
         replacement. ``epochs``: of the writers, as far as they are known."""
