@@ -263,7 +263,8 @@ def _caught_up(run: _Run, caught: _Caught, usual: dict[str, LatencyMs], what: st
         f"an empty region catches up: {what}, pushed {run.sizes.usual.rows_s:,}/s and read meanwhile",
         "s",
         caught.seconds,
-        note=f"the rows alone fill the link for {least_s:.1f} s; {8e-6 * caught.bytes_s:.0f} Mbit/s passed; "
+        note=f"the rows alone fill the link for {least_s:.1f} s; {8e-6 * caught.bytes_s:.0f} Mbit/s passed, "
+        f"{run.sizes.rows / caught.seconds:,.0f} rows/s were merged; "
         f"load {os.getloadavg()[0]:.1f}",
     )
     note = f"p99 before {np.percentile(usual['near'], 99):.1f}"
