@@ -28,12 +28,20 @@ from services.coordination.membership import members
 from services.coordination.shardmap import KEY, Place, ShardMap
 from services.parameter_server.client import ParameterClient
 from services.processes import configure_logging
-from services.settings.model import DataSettings, ParameterSettings, RegionSettings, Settings, SyncSettings
+from services.settings.model import (
+    CoordinationSettings,
+    DataSettings,
+    ParameterSettings,
+    RegionSettings,
+    Settings,
+    SyncSettings,
+)
 from services.wan.conditions import parse_conditions
 from services.wan.emulator import Emulator
 from services.wan.types import LinkPlan, LinkStatus
 
 SHARDS: Final = 4
+LEASE_S: Final = 60.0
 SERVICE: Final = "parameter-server"
 LEADER: Final = f"{SERVICE}-0"
 _READY_S: Final = 60.0
@@ -68,6 +76,8 @@ class Region:
         return Region(
             Settings(
                 data=DataSettings(dir=folder / name),
+                # Nobody is to lead in another's place because the machine was busy for a while.
+                coordination=CoordinationSettings(lease_ttl=LEASE_S),
                 region=RegionSettings(name=name, number=number),
                 sync=sync or SyncSettings(),
                 parameters=ParameterSettings(
