@@ -194,6 +194,7 @@ TINY = parameters.Plan(
 )
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_row_for_each_measurement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,6 +174,7 @@ def test_killed_ones_come_back_where_others_look_for_them(stack: Stack) -> None:
         assert after[name]["address"] == before[name]["address"]
 
 
+@pytest.mark.slow
 def test_regions_that_are_started_again_have_their_places_again(stack: Stack) -> None:
     before = (stack.data / "run" / "regions.json").read_bytes()
     stack.run("down")

@@ -270,6 +270,7 @@ def test_a_link_that_breaks_or_goes_silent_costs_only_its_time(tmp_path: Path) -
             assert found_by(at_home, "scan") == 0
 
 
+@pytest.mark.slow
 def test_a_link_that_becomes_a_hundred_times_slower_goes_on_carrying(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0)
     (address,) = home.addresses.values()
@@ -308,6 +309,7 @@ def test_a_link_that_becomes_a_hundred_times_slower_goes_on_carrying(tmp_path: P
             eventually(lambda: told() == 70_000)
 
 
+@pytest.mark.slow
 def test_dense_weights_of_megabytes_cross_a_slow_link(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0, generation_s=3_600.0)
     (address,) = home.addresses.values()
