@@ -21,7 +21,7 @@ from services.parameter_server.handlers import Rejected
 from services.parameter_server.messages import Part, PushRequest
 from services.parameter_server.syncing import declaring
 from services.parameter_server.syncing.brake import MOST, Brake
-from services.parameter_server.syncing.clocks import judge
+from services.parameter_server.syncing.clocks import by_region, judge
 from services.parameter_server.syncing.declaring import Declarer
 from services.parameter_server.syncing.forwarding import split_push
 from services.parameter_server.syncing.rates import Rate
@@ -85,6 +85,11 @@ class TestClocks:
         right = [0.0] * (len(others) + 2)
         assert not judge([*right, *others], 1.0).off
         assert not judge([0.0, 0.0, wrong], 1.0).off
+
+    def test_servers_of_one_region_have_one_voice(self) -> None:
+        ahead = by_region([("eu", 900.0), ("us", 0.1), ("eu", 900.2), ("eu", 900.1)])
+        assert sorted(ahead) == [0.1, 900.1]
+        assert not judge(by_region([("eu", 900.0), ("eu", 900.0)]), 10.0).certain
 
 
 class TestRate:

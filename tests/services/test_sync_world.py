@@ -492,6 +492,19 @@ def test_a_wrong_clock_takes_no_pushes_where_it_is_certain_which_one_is_wrong(ot
     assert not home.syncing.clock_verdict.off
 
 
+def test_a_machine_whose_clock_is_wrong_does_not_outvote_a_right_one() -> None:
+    world = World()
+    home = world.server("home")
+    for name in ("eu-0", "eu-1"):
+        server = world.server(name, 1, SyncConfig(region="eu", upstreams=("home",)), written=frozenset())
+        server.clock.ahead_us = 3_600_000_000
+    world.run(5.0)
+    assert {peer.region for peer in home.syncing.source.peers.values()} == {"eu"}
+    assert len(home.syncing.source.peers) == 2
+    assert home.syncing.clock_verdict.off
+    assert not home.syncing.takes_no_pushes()
+
+
 def test_a_version_from_too_far_in_the_future_is_refused() -> None:
     world = World()
     home, eu = two(world)
@@ -758,3 +771,16 @@ def test_a_pull_that_makes_no_sense_is_refused_and_counted() -> None:
     unknown = asked(world, home, request("sync", SyncRequest("x", "x", 2, 5, 2, 1, 0.0)), 0.01)
     assert isinstance(unknown, Reply)
     assert unpack(unknown.body, SyncReply).ended
+
+
+def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.parameter_server.syncing.source.MAX_SHARDS", 10)
+    world = World()
+    home = world.server("home")
+    first = SyncRequest("x", "x", 2, 1, 1, 1, 0.0, unwanted=[(f"m{n}", 0) for n in range(8)])
+    assert isinstance(asked(world, home, request("sync", first), 0.01), Reply)
+    second = SyncRequest("x", "x", 2, 1, 2, 1, 0.0, unwanted=[(f"n{n}", 0) for n in range(8)])
+    refused = asked(world, home, request("sync", second), 0.01)
+    assert isinstance(refused, Failure)
+    assert refused.code == BUSY
+    assert not home.syncing.source.peers

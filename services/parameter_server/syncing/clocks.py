@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 ENOUGH: int = 2
 """With one other clock nobody can tell which of the two is wrong."""
@@ -19,12 +20,19 @@ class Verdict:
     certain: bool = False
 
 
+def by_region(ahead_s: Iterable[tuple[str, float]]) -> list[float]:
+    """The median of each region's clocks, of (region, ahead). Servers of one region may share one machine, whose wrong
+    clock must not outvote a right one."""
+    found: dict[str, list[float]] = {}
+    for region, one in ahead_s:
+        found.setdefault(region, []).append(one)
+    return [median(clocks) for clocks in found.values()]
+
+
 def judge(others_ahead_s: Sequence[float], allowed_s: float) -> Verdict:
-    """What to think of this clock where others are ahead of it by so much."""
+    """What to think of this clock where others, one of each region, are ahead of it by so much."""
     if not others_ahead_s:
         return Verdict()
-    ordered = sorted(others_ahead_s)
-    middle = len(ordered) // 2
-    median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    off = abs(median) > allowed_s
-    return Verdict(-median, off, off and len(ordered) >= ENOUGH)
+    middle = median(others_ahead_s)
+    off = abs(middle) > allowed_s
+    return Verdict(-middle, off, off and len(others_ahead_s) >= ENOUGH)

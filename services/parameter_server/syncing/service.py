@@ -16,7 +16,7 @@ from services.parameter_server.acknowledging import Acknowledging
 from services.parameter_server.declarations import Declaration
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.brake import Brake
-from services.parameter_server.syncing.clocks import Verdict, judge
+from services.parameter_server.syncing.clocks import Verdict, by_region, judge
 from services.parameter_server.syncing.forwarding import Forwarding
 from services.parameter_server.syncing.messages import REST, SYNC, SyncRequest
 from services.parameter_server.syncing.rates import Rate
@@ -260,12 +260,15 @@ class Syncing:
         if now < self._next_clocks_s:
             return
         self._next_clocks_s = now + CLOCKS_S
-        ahead = [u.puller.clock_ahead_s for u in self.upstreams if u.puller.counts.batches_total]
-        ahead += [p.clock_ahead_s for p in self.source.peers.values() if p.clock_ahead_s is not None]
+        seen = [(u.region, u.puller.clock_ahead_s) for u in self.upstreams if u.puller.counts.batches_total]
+        seen += [
+            (p.region, p.clock_ahead_s) for p in self.source.peers.values() if p.clock_ahead_s is not None
+        ]
+        ahead = by_region(seen)
         found = judge(ahead, self.config.max_clock_skew_s)
         if found.off and not self.clock_verdict.off:
             _log.error(
-                "this clock is %+.1f s off the median of %d others, more than sync.max_clock_skew allows (%g s)%s",
+                "this clock is %+.1f s off the median of %d other regions, more than sync.max_clock_skew = %g s%s",
                 found.ahead_s, len(ahead), self.config.max_clock_skew_s,
                 ": no pushes are taken until it is right" if found.certain else "",
             )  # fmt: skip

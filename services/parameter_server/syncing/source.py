@@ -47,7 +47,7 @@ MAX_COALESCE_S: Final = 10.0
 VERSIONED_BYTES: Final = 20
 """A key and its version."""
 MAX_SHARDS: Final = 1_048_576
-"""Shards, over all models, that one puller may ask for."""
+"""Shards, over all models, that one stream may speak of."""
 
 
 class Clock(Protocol):
@@ -72,7 +72,8 @@ class Peer:
     clock_ahead_s: float | None = None
     bytes_total: int = 0
     batches_total: int = 0
-    wanted: set[ShardName] = field(default_factory=set)
+    named: set[ShardName] = field(default_factory=set)
+    """Shards that were ever wanted, or not any more: of each the feed keeps something."""
     rest: dict[int, Array] = field(default_factory=dict)
     """By number of a batch that is too large to be sent at once, its bytes until the last were fetched."""
     parked: dict[int, Call] = field(default_factory=dict)
@@ -139,10 +140,11 @@ class Source:
             self._send(call, Batch(pull.stream, pull.number, ended=True))
             return
         peer.heard_s = now
-        peer.wanted |= {want.shard for want in pull.wants}
+        peer.named.update(want.shard for want in pull.wants)
+        peer.named.update(pull.unwanted)
         if request.clock_us:
             peer.clock_ahead_s = (request.clock_us - self._clock.physical_us()) / 1e6
-        if len(peer.parked) >= MAX_PULLS or len(peer.wanted) > MAX_SHARDS:
+        if len(peer.parked) >= MAX_PULLS or len(peer.named) > MAX_SHARDS:
             self.feeds.drop(peer.name)
             del self.peers[peer.name]
             raise Rejected(BUSY, "you wait for too much at once")
