@@ -69,8 +69,8 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A shard version: of which incarnation of a replica, and how many changes it had seen, 16 bytes. Tokens are equal
-    or not; they say nothing about other replicas."""
+    """A shard version: of which start of a replica, and how many changes it had seen, 16 bytes. Tokens are equal or
+    not; they say nothing about other replicas."""
 
     incarnation: int
     counter: int
@@ -89,9 +89,9 @@ class Contents:
     """
 
     __slots__ = (
-        "_floor", "_generations", "_history", "_max_graves", "_sequence", "_stepped", "_tables", "clock", "counts",
-        "epoch", "epochs", "fingerprint", "horizon", "knowledge", "max_ahead_us", "model", "on_delta", "position",
-        "priority", "pushes", "shard_id", "stateless", "writer",
+        "_floor", "_generations", "_history", "_max_graves", "_sequence", "_start", "_stepped", "_tables", "clock",
+        "counts", "epoch", "epochs", "fingerprint", "horizon", "knowledge", "max_ahead_us", "model", "on_delta",
+        "position", "priority", "pushes", "shard_id", "stateless", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,8 @@ class Contents:
         self._max_graves, self.max_ahead_us = max_graves, max_ahead_us
         self._history: list[tuple[int, int]] = []
         self._sequence = self._stepped = BEGINNING
+        # Of this start, also where coordination was begun anew and gives the ids of writers for a second time.
+        self._start = clock.physical_us() // 1_000 % 2**31
         self._floor = BEGINNING
         self._generations = Generations()
 
@@ -190,7 +192,7 @@ class Contents:
     @property
     def token(self) -> Token:
         """Changes whenever rows or knowledge do."""
-        return Token(self.writer, self._sequence)
+        return Token(self._start << 32 | self.writer, self._sequence)
 
     def known(self, knowledge: Mapping[int, int] | None = None, retired: int | None = None) -> Known:
         """What this replica, or another with ``knowledge``, knows, as it is compared with versions."""

@@ -76,6 +76,9 @@ def times(update: Update) -> Iterator[int]:
     yield from (one.time for one in update.generations)
     if update.learned is not None:
         yield from update.learned.knowledge.values()
+        # A floor that nobody's knowledge will ever cover makes every exchange after it a full replacement.
+        yield from update.learned.horizon.graves.values()
+        yield from update.learned.horizon.last.values()
 
 
 def winners(here: Contents, update: Update) -> Won:

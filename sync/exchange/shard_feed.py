@@ -119,7 +119,7 @@ class ShardFeed:
         """How many rows are still to be told, about."""
         if self._exchange is not None:
             return self._exchange.left
-        if self.token is None or self.token.incarnation != shard.writer:
+        if self.token is None or self.token.incarnation != shard.token.incarnation:
             return 1
         return max(0, shard.token.counter - self.token.counter)
 
@@ -129,10 +129,10 @@ class ShardFeed:
 
     def pieces(self, shard: Replica, room: int, now_s: float) -> Iterator[Piece]:
         """What to send now, of at most about ``room`` bytes."""
-        if self._incarnation != shard.writer:
+        if self._incarnation != shard.token.incarnation:
             # Another start of this shard, or another one in its place: what is being sent may be gone.
             self._exchange, self._overtaking = None, Overtaking(self._config.priority_share)
-            self._incarnation, self._begun_s = shard.writer, None
+            self._incarnation, self._begun_s = shard.token.incarnation, None
         if self._exchange is not None and self._exchange.learned.horizon.retired != shard.horizon.retired:
             # What was told of a retirement in between may have undone rows that were claimed when it began.
             self._exchange = None
@@ -151,7 +151,7 @@ class ShardFeed:
         """What is known comes first, then which rows there are: whatever changes in between is sent for nothing."""
         whole = not shard.horizon.passed_by(self.known, self.retired, shard.epochs)
         known = shard.known({} if whole else self.known, 0 if whole else self.retired)
-        mine = self.token is not None and self.token.incarnation == shard.writer
+        mine = self.token is not None and self.token.incarnation == shard.token.incarnation
         since = self.token.counter if self.token is not None and mine and not whole else None
         found = missing(shard, known, since)
         hows = {one.how for one in found}
@@ -245,8 +245,9 @@ class ShardFeed:
         self._not_before_s = now_s + min(took_s, self._config.max_staleness_s) if behind else 0.0
 
     def _urgent(self, shard: Replica) -> Iterator[tuple[Table, npt.NDArray[np.int64], Slots]]:
-        mine = self.token if self.token is not None and self.token.incarnation == shard.writer else None
-        begun = mine or (self._exchange.token if self._exchange is not None else None)
+        known = self.token is not None and self.token.incarnation == shard.token.incarnation
+        begun = self.token if known else None
+        begun = begun or (self._exchange.token if self._exchange is not None else None)
         return iter(()) if begun is None else self._overtaking.waiting(shard, begun.counter)
 
     def _urgent_pieces(self, shard: Replica, room: int) -> Iterator[Piece]:

@@ -206,9 +206,17 @@ def test_frames_that_do_not_fit_are_refused() -> None:
             received(Reply(1, body, tuple(wrong)))
 
 
-def test_an_epoch_beyond_all_shard_maps_is_refused() -> None:
-    batch = Batch(1, 1, (Piece(("main", 0), 1, Update((rows(1),), epochs={5: 2**24})),))
-    with pytest.raises(RecordDamaged):
+@pytest.mark.parametrize(
+    "update",
+    [
+        Update((rows(1),), epochs={5: 2**24}),
+        Update(learned=Learned({}, Horizon(retired=2**24))),
+        Update(final=Learned({}, Horizon(retired=2**24))),
+    ],
+)
+def test_an_epoch_beyond_all_shard_maps_is_refused(update: Update) -> None:
+    batch = Batch(1, 1, (Piece(("main", 0), 1, update),))
+    with pytest.raises(RecordDamaged, match="shard map"):
         received(answer(batch))
 
 

@@ -544,6 +544,44 @@ def test_the_puller_says_how_it_wants_to_be_fed() -> None:
     assert told["rough"] < told["exact"]
 
 
+def test_a_region_that_nobody_serves_says_how_far_behind_it_falls() -> None:
+    world = World()
+    home, eu = two(world)
+    (upstream,) = eu.syncing.upstreams
+    assert standing_of(eu.syncing, upstream).behind_s is None
+    world.run(2.0)
+    home.alive = False
+    world.run(30.0)
+    now = standing_of(eu.syncing, upstream)
+    assert (now.served, now.wanted) == (0, 2)
+    assert now.behind_s == pytest.approx(30.0, abs=1.5)
+    told = status(eu.syncing).followed
+    assert [(one.upstream, one.behind_s) for one in told] == [("", pytest.approx(30.0, abs=1.5))] * 2
+    home.alive = True
+    world.run(10.0)
+    assert standing_of(eu.syncing, upstream).behind_s == pytest.approx(0.5, abs=0.6)
+
+
+def test_a_region_that_begins_with_empty_folders_is_another_source_to_whom_it_feeds() -> None:
+    world = World()
+    home, first = two(world)
+    config = SyncConfig(region="asia", upstreams=("eu",))
+    asia = world.server("asia", 2, config, written=frozenset())
+    world.run(2.0)
+    for offset in range(10):
+        home.push(offset)
+        world.run(0.05)
+    first.alive = False
+    for offset in range(10, 13):
+        home.push(offset, 25)
+    # Coordination began anew, too: it gives the same fences for a second time, and fewer changes were counted.
+    again = world.server("eu", 1, first.syncing.config, written=frozenset())
+    world.run(12.0)
+    assert again.host.incarnation == first.host.incarnation
+    assert again.rows() == home.rows()
+    assert asia.rows() == home.rows()
+
+
 def test_graves_are_forgotten_once_everybody_has_them() -> None:
     world = World()
     home, eu = two(world, member_timeout_s=60.0)

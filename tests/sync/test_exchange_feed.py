@@ -98,7 +98,7 @@ def test_a_token_of_another_start_is_no_token() -> None:
     source = Source()
     push(source.home[NAME], range(5))
     shard = source.home[NAME]
-    (batch,) = source.want(token=Token(shard.writer + 1, shard.token.counter))
+    (batch,) = source.want(token=Token(shard.token.incarnation + 1, shard.token.counter))
     assert sorted(keys_of(batch.pieces)) == list(range(5))
     assert source.feeds.counts.found == {"token": 0, "cache": 1, "scan": 0}
 

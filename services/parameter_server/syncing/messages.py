@@ -302,7 +302,10 @@ def _piece(one: WirePiece, precision: Precision, frames: _Frames) -> Piece:
     if not isinstance(update, Update):
         raise RecordDamaged(f"a batch holds a {type(update).__name__}")
     # The next leader here has to find a larger one.
-    _require(max(update.epochs.values(), default=0) < 2**FENCE_BITS, "an epoch that no shard map has")
+    told = [one.horizon.retired for one in (update.learned, update.final) if one is not None]
+    _require(
+        max([*update.epochs.values(), *told], default=0) < 2**FENCE_BITS, "an epoch that no shard map has"
+    )
     return Piece(
         _name(one.model, one.shard),
         _natural(one.round),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -9,8 +10,12 @@ import msgspec
 from services.parameter_server.messages import Wire
 from services.parameter_server.syncing.service import Syncing
 from services.parameter_server.syncing.upstream import Upstream
+from sync.exchange import ShardName
+from sync.exchange.puller import Standing
 
 STATUS: Final = "sync-status"
+Standings = Sequence[tuple[str, Mapping[ShardName, Standing]]]
+"""By address of a source, how each shard stands to it."""
 
 
 class StatusRequest(Wire):
@@ -87,16 +92,20 @@ class StatusReply(Wire):
 def standing_of(syncing: Syncing, upstream: Upstream) -> UpstreamStatus:
     """How this server stands to one address."""
     now, puller = syncing.now_s, upstream.puller
-    served = [one for one in puller.standings.values() if one.served]
-    known = [now - one.level_s for one in served if one.level_s >= 0.0]
+    standings = puller.standings
+    served = [one for one in standings.values() if one.served]
+    all_served = {name for _, theirs in _all_standings(syncing) for name, one in theirs.items() if one.served}
+    # While nobody serves a shard it falls behind, too: since it was level here the last time.
+    orphans = [one for name, one in standings.items() if one.level_s >= 0.0 and name not in all_served]
+    levels = [one.level_s for one in (*served, *orphans)]
     counts = puller.counts
     bytes_, rows = syncing.rates[upstream.address]
     return UpstreamStatus(
         upstream.address,
         upstream.region,
-        len(puller.standings),
+        len(standings),
         len(served),
-        max(known) if served and len(known) == len(served) else None,
+        now - min(levels) if levels and min(levels) >= 0.0 else None,
         sum(one.left for one in served),
         bytes_.per_s(puller.pace.bytes_total, now),
         rows.per_s(counts.rows_total, now),
@@ -118,12 +127,12 @@ def status(syncing: Syncing) -> StatusReply:
     """The answer to ``sync-status``."""
     source, host = syncing.source, syncing.host
     counts = source.feeds.counts
-    verdict = syncing.clock_verdict
+    verdict, standings = syncing.clock_verdict, _all_standings(syncing)
     return StatusReply(
         syncing.config.region,
         host.config.name,
         sorted(shard for shard in host.fences if host.writes(shard)),
-        [_followed(syncing, *name) for name in sorted(syncing.followed())],
+        [_followed(*name, standings, syncing.now_s) for name in sorted(syncing.followed())],
         [standing_of(syncing, upstream) for upstream in syncing.upstreams],
         [
             PullerStatus(
@@ -142,13 +151,18 @@ def status(syncing: Syncing) -> StatusReply:
     )
 
 
-def _followed(syncing: Syncing, model: str, shard: int) -> FollowedShard:
-    for upstream in syncing.upstreams:
-        standing = upstream.puller.standings.get((model, shard))
-        if standing is not None and standing.served:
-            behind_s = None if standing.level_s < 0.0 else syncing.now_s - standing.level_s
-            return FollowedShard(model, shard, upstream.address, behind_s, standing.left)
-    return FollowedShard(model, shard, "", None, 0)
+def _all_standings(syncing: Syncing) -> Standings:
+    return [(one.address, one.puller.standings) for one in syncing.upstreams]
+
+
+def _followed(model: str, shard: int, standings: Standings, now_s: float) -> FollowedShard:
+    its = [(address, theirs[model, shard]) for address, theirs in standings if (model, shard) in theirs]
+    found = next(((address, one) for address, one in its if one.served), None)
+    level_s = max((one.level_s for _, one in its), default=-1.0) if found is None else found[1].level_s
+    behind_s = None if level_s < 0.0 else now_s - level_s
+    return FollowedShard(
+        model, shard, "" if found is None else found[0], behind_s, found[1].left if found else 0
+    )
 
 
 def to_plain(reply: StatusReply) -> dict[str, object]:
