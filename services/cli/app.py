@@ -26,6 +26,7 @@ from services.cli import (
 from services.cli.context import Format, Options, hoist
 from services.cli.exits import HELP, Exit
 from services.cli.failures import code_of, tell
+from services.cli.groups import HELP_NAMES
 
 _EPILOG: Final = (
     "--config, --set and --format may stand anywhere on the line. `headwater exits` explains the exit codes."
@@ -40,7 +41,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Terminals wider than 80 columns need not cut summaries.
+    context_settings={**HELP_NAMES, "max_content_width": 120},
 )
 
 

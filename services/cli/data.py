@@ -43,7 +43,9 @@ def import_(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Pass over wrong rows and count them.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return once the processor is done with it.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return once the processor is done with it; training goes on.")
+    ] = False,
     stall_s: Annotated[
         float, typer.Option("--stall", help="With --wait: give up after so many seconds without progress.")
     ] = 60.0,
@@ -86,6 +88,7 @@ def import_(
             f"{len(dataset.interactions)} interactions {'processed' if wait else 'appended'} "
             f"in {seconds:.1f} s"
         )
+        note("`headwater status` shows how far the trainer is with it")
 
 
 def _now_ms() -> int:

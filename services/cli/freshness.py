@@ -60,7 +60,12 @@ def freshness(
     url: Url = None,
     key: Key = None,
 ) -> None:
-    """Measure how soon what happens is in every region's parameters and recommendations."""
+    """Measure how soon what happens is in every region's parameters and recommendations.
+
+    Stages: an event is accepted (durable in the log), processed (its features and sample are durable), trained (its
+    gradient is computed), applied (the home region's parameter servers have it); then each region's parameters and
+    recommendations contain it. An update is pushed to the parameter servers directly, without log and trainer.
+    """
     from services.cli.client import api_of
     from services.cli.output import note, print_json, print_table, progress
     from services.freshness.measure import Plan, measure

@@ -58,7 +58,8 @@ def set_(
         str,
         typer.Argument(
             metavar="CONDITIONS",
-            help="Such as delay=80ms,rate=100mbit,jitter=5ms. What is not named ends; '' ends all of them.",
+            help="Such as delay=80ms,jitter=5ms,rate=100mbit,queue=512KiB. Delay and jitter in s or ms, one way; rate "
+            "in kbit, mbit or gbit a second. What is not named ends; '' ends all of them.",
         ),
     ],
     direction: Annotated[
@@ -80,6 +81,7 @@ def partition(context: typer.Context, name: Name) -> None:
     from services.wan.control import Command
 
     _change(context.obj, "partition", Command(name))
+    _hint(context.obj, f"`headwater sync status` shows who is cut off; `headwater link heal {name}` ends it")
 
 
 @app.command("heal")
@@ -106,6 +108,13 @@ def _change(options: Options, action: Action, command: Command) -> None:
     _print(options, links)
     if action == "reset" and not options.json:
         note(f"connections broken: {broken}")
+
+
+def _hint(options: Options, text: str) -> None:
+    from services.cli.output import note
+
+    if not options.json:
+        note(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +199,7 @@ def _print(options: Options, links: Sequence[LinkStatus]) -> None:
         return
     columns = (
         "link",
-        "from",
-        "to",
+        "from, to",
         "state",
         "connections",
         "way",
@@ -206,8 +214,8 @@ def _print(options: Options, links: Sequence[LinkStatus]) -> None:
 
 def _rows(link: LinkStatus) -> Iterator[tuple[object, ...]]:
     state = "partitioned" if link.partitioned else "open"
-    yield (link.name, link.address, link.target, state, link.connections, "forward", *_columns(link.forward))
-    yield ("", "", "", "", "", "back", *_columns(link.back))
+    yield (link.name, link.address, state, link.connections, "forward", *_columns(link.forward))
+    yield ("", link.target, "", "", "back", *_columns(link.back))
 
 
 def _columns(direction: DirectionStatus) -> tuple[object, ...]:

@@ -47,7 +47,8 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="REGION:CONDITIONS",
-            help="Emulate the link between home and a region, as in eu:delay=80ms,rate=100mbit. May be repeated.",
+            help="Emulate the link between home and a region, as in eu:delay=80ms,jitter=5ms,rate=100mbit, each way "
+            "(`headwater link set -h` lists what there is). May be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -81,7 +82,7 @@ def _foreground(options: Options, settings: Settings, timeout_s: float, wanted: 
         with waiting() as show:
             supervisor.wait_ready(timeout_s, stop, lambda children: show(_in_short(children)))
         if not stop.is_set():
-            _show_up(options, settings, supervisor.children())
+            _show_up(options, settings, supervisor.children(), "Ctrl-C (or `headwater down`) stops it")
         stop.wait()
         note("stopping: the API first, the parameter servers last")
 
@@ -91,7 +92,6 @@ def _in_short(children: Sequence[ChildState]) -> str:
 
 
 def _detached(options: Options, settings: Settings, timeout_s: float, again: Sequence[str]) -> None:
-    from services.cli.output import note
     from services.supervisor.folder import AlreadyRunning, RunFolder
     from services.supervisor.logs import tail
 
@@ -115,8 +115,7 @@ def _detached(options: Options, settings: Settings, timeout_s: float, again: Seq
         state = folder.state()
         mine = state is not None and state.process.pid == process.pid
         if state is not None and mine and all(child.state == "ready" for child in state.children):
-            _show_up(options, settings, state.children)
-            note(f"process {process.pid} keeps them running; `headwater down` stops them")
+            _show_up(options, settings, state.children, f"`headwater down` stops it (process {process.pid})")
             return
         time.sleep(_POLL_S)
     raise CommandFailed(
@@ -131,7 +130,7 @@ def _again(options: Options) -> list[str]:
     return [*config, *(f"--set={override}" for override in options.overrides)]
 
 
-def _show_up(options: Options, settings: Settings, children: Sequence[ChildState]) -> None:
+def _show_up(options: Options, settings: Settings, children: Sequence[ChildState], stops: str) -> None:
     from services.cli.output import note, print_json
     from services.cli.running import child_json, print_children, print_regions, regions_of
 
@@ -149,7 +148,11 @@ def _show_up(options: Options, settings: Settings, children: Sequence[ChildState
     body = "-H 'Content-Type: application/json' -d '{\"user_id\": \"1\"}'"
     print(f"curl -s {url}/v1/recommendations{key} {body}\n")
     sys.stdout.flush()
-    note("`headwater import ml-100k` fills it with films; Ctrl-C (or `headwater down`) stops it")
+    if len(regions) > 1:
+        note(
+            "`headwater recommend 1 --url URL` asks one region; `headwater sync status` shows how far each is"
+        )
+    note(f"`headwater import ml-100k` fills it with films; {stops}")
 
 
 def status(context: typer.Context) -> None:

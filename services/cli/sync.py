@@ -30,7 +30,12 @@ def status(context: typer.Context) -> None:
     """Show, for each region and each address that it follows, how far behind it is and what passes.
 
     Behind: since everything that the source has was here the last time; a source that has nothing new says so once a
-    second. Changes: what it had still to tell then. Clock: the source's before ours.
+    second; `?` before the first time, and while it does not answer. Changes: what it had still to tell then. Rate,
+    rows/s: over the last ten seconds. Clock: the source's before ours. Faults: streams that had to begin anew.
+
+    Second table, each server as a source. Writes: the shards that take pushes here. Not served: shards that nobody
+    gives it now. Found by: how it found what a puller lacks: the puller's place in the order of changes (token), a
+    copy of what others got (cache), or a look at every row (scan). Rows told: to all pullers since it started.
     """
     from services.cli.output import note, print_json, print_table
     from services.parameter_server.syncing.status import to_plain
@@ -58,7 +63,7 @@ def status(context: typer.Context) -> None:
         "region",
         "server",
         "writes",
-        "not served",
+        "shards not served",
         "found by token, cache, scan",
         "rows told",
         "pulled by",
@@ -113,8 +118,8 @@ def _figures(one: UpstreamStatus) -> tuple[object, ...]:
 
     return (
         f"{one.served} of {one.wanted}",
-        "" if one.behind_s is None else f"{one.behind_s:.2f} s",
-        f"{one.behind_changes:,}",
+        "?" if one.behind_s is None else f"{one.behind_s:.2f} s",
+        f"{one.behind_changes:,}" if one.served else "?",
         f"{size(round(one.bytes_s))}/s",
         f"{one.rows_s:,.0f}",
         f"{one.round_trip_s * 1e3:.0f} ms",
@@ -159,6 +164,9 @@ def _problems(server: StatusReply) -> Iterator[str]:
             yield f"model {model} is declared otherwise in region {one.region}, and not followed"
         if one.last_fault and not one.served and one.wanted:
             yield f"nothing comes from {one.address}: {one.last_fault}"
+    unserved: dict[str, list[int]] = {}
     for shard in server.followed:
         if not shard.upstream:
-            yield f"nobody serves shard {shard.shard} of {shard.model}"
+            unserved.setdefault(shard.model, []).append(shard.shard)
+    for model, shards in unserved.items():
+        yield f"nobody serves {'shard' if len(shards) == 1 else 'shards'} {_ranges(sorted(shards))} of {model}"

@@ -317,7 +317,8 @@ class _Client:
             await asyncio.sleep(0.02)
         if unseen:
             self._note(
-                f"{unseen} probes were not visible {self._plan.patience_s:g} s after the last was sent"
+                f"{unseen} times a probe was not visible in a region {self._plan.patience_s:g} s after the last "
+                "was sent; the column missing says where, `headwater status` and `headwater sync status` who is behind"
             )
 
     async def _gather_stamps(self) -> None:

@@ -61,12 +61,12 @@ def _span(of: Report) -> tuple[float, float]:
 
 def _draw_region(axes: Axes, of: Report, region: str) -> None:
     for row in of.rows:
-        if not row.curve_ms or row.region not in (None, region):
+        if row.region not in (None, region):
             continue
         own = row.stage in REGIONAL
         axes.plot(
             [max(value, _LEAST_MS) for value in row.curve_ms],
-            percentiles(),
+            _reached(row),
             color=_COLOURS[row.stage],
             linestyle="-" if row.kind == "event" else "--",
             linewidth=2.2 if own else 1.2,
@@ -82,6 +82,16 @@ def _draw_region(axes: Axes, of: Report, region: str) -> None:
     axes.legend(fontsize=7, loc="upper left", framealpha=0.85)
 
 
+def _reached(row: Row) -> list[float]:
+    """Percent of all that were sent, at each time of ``curve_ms``: those that are missing keep a curve below 100.
+    Empty where nothing reached the stage, of which the legend alone tells."""
+    if not row.curve_ms:
+        return []
+    return [percent * (row.sent - row.missing) / row.sent for percent in percentiles()]
+
+
 def _label(row: Row) -> str:
-    p99 = "" if row.ms is None else f", p99 {row.ms.p99_ms:,.0f} ms"
-    return f"{row.kind}: {row.stage}{p99}"
+    if row.ms is None:
+        return f"{row.kind}: {row.stage}, none of {row.sent:,}"
+    missing = f", {row.missing:,} missing" if row.missing else ""
+    return f"{row.kind}: {row.stage}, p99 {row.ms.p99_ms:,.0f} ms{missing}"
