@@ -68,7 +68,7 @@ def freshness(
     """
     from services.cli.client import api_of
     from services.cli.output import note, print_json, print_table, progress
-    from services.freshness.measure import Plan, measure
+    from services.freshness.measure import MAX_PROBES, Plan, measure
     from services.freshness.report import COLUMNS, report, table
 
     options: Options = context.obj
@@ -77,6 +77,11 @@ def freshness(
     api = api_of(settings, url, key)
     # A URL that is given need not be of the stack that the settings describe.
     regions = read_regions(region) if region else {} if url else _known(settings)
+    if not rate * seconds <= MAX_PROBES:
+        what = f"--rate {rate:g} and --seconds {seconds:g} are more than {MAX_PROBES:,} probes of each kind"
+        raise CommandFailed(Exit.USAGE, what, "Make one of them smaller.")
+    if out is not None:
+        _make(out)
     plan = Plan(api.url, regions, api.key, rate, seconds, kinds=kinds)
     with ExitStack() as stack:
         pushes = stack.enter_context(_pushing(settings, api)) if updates else ()
@@ -105,10 +110,17 @@ def _kinds(events: bool, updates: bool) -> tuple[Kind, ...]:
 
 def read_regions(texts: Sequence[str]) -> dict[str, str]:
     """URL by name of ``NAME=URL`` texts. Raises CommandFailed."""
+    from services.freshness.http import Server
+
     found: dict[str, str] = {}
     for text in texts:
         name, equals, url = text.partition("=")
-        if not name or not equals or "://" not in url:
+        try:
+            Server(url)
+            complete = bool(name and equals) and "://" in url
+        except ValueError:
+            complete = False
+        if not complete:
             raise CommandFailed(Exit.USAGE, f"{text!r} is no region", "Write --region eu=http://HOST:PORT.")
         found[name] = url.rstrip("/")
     return found
@@ -200,12 +212,20 @@ def _push_by(api: Api) -> Update:
     return Update(slot, number, probe.accepted_at_ms, probe.accepted_at_ms + probe.after_ms["applied"])
 
 
+def _make(folder: Path) -> None:
+    """Before anything is measured: a folder that cannot be made must not cost the figures."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"--out {folder} is no folder that can be made: {error.strerror}"
+        raise CommandFailed(Exit.USAGE, what) from error
+
+
 def _write(found: Report, folder: Path) -> None:
     import json
 
     from services.freshness.picture import draw
 
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / FIGURES).write_text(json.dumps(_plain(found), indent=2) + "\n", encoding="utf-8")
     draw(found, folder / PICTURE)
 

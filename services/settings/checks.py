@@ -148,6 +148,9 @@ def _check_sync(settings: Settings) -> Iterator[SettingProblem]:
         if address.port == 0 or address in seen:
             reason = "stands here twice" if address.port else "is no address to connect to"
             yield SettingProblem("sync.upstreams", text, "", reason, allowed=_REACHED)
+        elif text in (settings.parameters.listen, settings.parameters.advertise):
+            reason = "is this region's own parameter server"
+            yield SettingProblem("sync.upstreams", text, "", reason, allowed=_REACHED)
         seen.add(address)
     try:
         written = written_shards(settings)

@@ -300,7 +300,9 @@ def test_the_command_prints_json_alone_and_writes_its_folder(
     assert "wrote" in printed.err
 
 
-@pytest.mark.parametrize("text", ["eu", "eu=", "=http://x", "eu=127.0.0.1:80"])
+@pytest.mark.parametrize(
+    "text", ["eu", "eu=", "=http://x", "eu=127.0.0.1:80", "eu=ftp://x", "eu=http://", "eu=http://x:y"]
+)
 def test_a_region_is_a_name_and_an_address(text: str) -> None:
     with pytest.raises(CommandFailed) as failed:
         read_regions([text])
@@ -311,6 +313,26 @@ def test_there_must_be_something_to_send(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as ended:
         main(["freshness", "--no-updates", "--no-events", "--url", "http://127.0.0.1:1"])
     assert ended.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--rate", "inf"], "probes of each kind"),
+        (["--rate", "1e9"], "probes of each kind"),
+        (["--seconds", "inf"], "probes of each kind"),
+        (["--out", "/dev/null/out"], "no folder"),
+    ],
+)
+def test_what_cannot_be_measured_or_kept_is_said_before_anything_is_sent(
+    world: World, options: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Region("home", world, 0.0)
+    with serving(home), pytest.raises(SystemExit) as ended:
+        main(["freshness", "--no-updates", "--url", home.url, *options])
+    assert ended.value.code == Exit.USAGE
+    assert why in capsys.readouterr().err
+    assert not world.accepted
 
 
 def _measured_regions(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:

@@ -278,6 +278,13 @@ class TestRegions:
         assert (problem.name, problem.origin) == ("sync.upstreams", "flag --set sync.upstreams")
         assert reason in problem.reason
 
+    @pytest.mark.parametrize("where", ["listen", "advertise"])
+    def test_no_region_follows_itself(self, where: str) -> None:
+        own = (f"parameters.{where}=127.0.0.1:7400", "sync.upstreams=127.0.0.1:7399, 127.0.0.1:7400")
+        (problem,) = problems_of(overrides=own)
+        assert (problem.name, problem.value) == ("sync.upstreams", "127.0.0.1:7400")
+        assert "own parameter server" in problem.reason
+
     def test_with_keys_other_machines_are_upstreams(self) -> None:
         given_ = ["sync.upstreams=10.0.0.1:7400", "rpc.keys=/keys"]
         assert load_settings(overrides=given_).settings.sync.upstreams == ("10.0.0.1:7400",)
