@@ -51,14 +51,14 @@ def page(request: Request, entity: str) -> tuple[str, int]:
     return after, query_count(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
 
 
-def query_count(request: Request, name: str, default: int, most: int) -> int:
-    """A count from 1 to ``most`` in the query. Raises Problem invalid_request or invalid_value."""
+def query_count(request: Request, name: str, default: int, most: int, least: int = 1) -> int:
+    """A count from ``least`` to ``most`` in the query. Raises Problem invalid_request or invalid_value."""
     text = request.query_params.get(name)
     if text is None:
         return default
     digits = text[1:] if text[:1] == "-" else text
     if not (digits.isascii() and digits.isdecimal()):
         raise Problem.field("invalid_request", name, "must be a whole number")
-    if len(digits) > 9 or not 1 <= int(text) <= most:
-        raise Problem.field("invalid_value", name, f"must be from 1 to {most}")
+    if len(digits) > 9 or not least <= int(text) <= most:
+        raise Problem.field("invalid_value", name, f"must be from {least} to {most}")
     return int(text)

@@ -29,10 +29,12 @@ from services.tokens import Token, TokenError, decode_token, encode_token
 ENTITY: Final = "probe"
 WINDOW_S: Final = 300
 MAX_WAIT_MS: Final = 10_000
+MAX_UPDATES: Final = 100
+"""In one order: each is pushed after the one before, and from a following region each crosses the wide area."""
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many probes to send now: marked ``event``s through the log, or ``update``s of parameters."""
+    """How many probes to send now: marked ``event``s through the log, or ``update``s of parameters (at most 100)."""
 
     count: int = 1
     kind: Kind = "event"
@@ -135,6 +137,8 @@ class ProbeRoutes:
         """Send probes now; their way can be followed by ``/v1/probes/{id}``, or by their tokens."""
         order = _ORDER.decode(await self._api.body(request))
         most = self._api.settings.api.max_batch
+        if order.kind == "update":
+            most = min(most, MAX_UPDATES)
         if not 1 <= order.count <= most:
             raise Problem.field("invalid_value", "count", f"must be from 1 to {most}")
         if order.kind == "event":
@@ -240,9 +244,7 @@ def _read_token(text: str) -> Token:
 
 
 def _wait_ms(request: Request) -> int:
-    if request.query_params.get("wait_ms") in (None, "0"):
-        return 0
-    return query_count(request, "wait_ms", 0, MAX_WAIT_MS)
+    return query_count(request, "wait_ms", 0, MAX_WAIT_MS, least=0)
 
 
 def _stage(request: Request, stages: Mapping[Stage, Freshness]) -> Stage:

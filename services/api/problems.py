@@ -35,7 +35,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "invalid_request": Kind(400, "A part of the request is missing, unknown or of the wrong type"),
         "invalid_cursor": Kind(400, "The cursor was not made by this server"),
         "expired_cursor": Kind(400, "The cursor is too old; start again without it"),
-        "invalid_token": Kind(400, "min_freshness is not a token of this server"),
+        "invalid_token": Kind(400, "The token is not one that this server gave"),
         "key_missing": Kind(401, "This request needs a key"),
         "key_unknown": Kind(401, "The key is not known"),
         "scope_missing": Kind(403, "The key may not do this"),

@@ -32,6 +32,7 @@ from services.parameter_server.syncing.messages import (
     RestRequest,
     SyncReply,
     SyncRequest,
+    WireWant,
     received,
     reply_of,
 )
@@ -351,6 +352,23 @@ def test_a_part_of_no_batch_is_refused() -> None:
         answer = asked(world, home, request("sync-rest", message), 0.01)
         assert isinstance(answer, Failure)
         assert answer.code == "refused"
+
+
+def test_a_puller_that_never_fetches_its_parts_does_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.parameter_server.syncing.source.LARGEST_BYTES", 15 * 2**20)
+    world = World()
+    home, _ = two(world)
+    home.host.declare(LARGE)
+    publish(home, 0.5)
+    name = "large", home.host.shard_of("dense")
+    for number in range(1, 7):
+        pull = SyncRequest("x", "x", 2, 1, number, 1, 0.0, [WireWant(*name, number, [])])
+        assert isinstance(asked(world, home, request("sync", pull), 0.1), Reply)
+    rest = home.syncing.source.peers["x"].rest
+    assert sorted(rest) == [5, 6]
+    assert all(len(part) > 5 * 2**20 for part in rest.values())
 
 
 def test_a_puller_that_is_gone_is_forgotten() -> None:

@@ -19,6 +19,7 @@ from services.parameter_server.declarations import Declaration, encode_declarati
 from services.parameter_server.handlers import Rejected, guarded
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.messages import (
+    LARGEST_BYTES,
     MAX_NAME,
     MAX_PART_BYTES,
     OTHER_SHARDS,
@@ -234,6 +235,9 @@ class Source:
         body, arrays = reply_of(batch, precision, declarations, self._region)
         if peer is not None and sum(array.nbytes for array in arrays) > WHOLE_BYTES:
             peer.rest[batch.number] = np.concatenate(arrays)
+            while sum(map(len, peer.rest.values())) > LARGEST_BYTES and len(peer.rest) > 1:
+                # A puller takes no more than that at once: it has given this one up, or never fetches.
+                del peer.rest[min(peer.rest)]
             reply = wire.unpack(body, SyncReply)
             reply.lengths = [array.nbytes for array in arrays]
             body, arrays = wire.pack(reply), ()

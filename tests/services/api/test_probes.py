@@ -189,6 +189,14 @@ def test_without_parameter_servers_updates_are_refused_for_now(own: Harness) -> 
     assert reply.headers["retry-after"]
 
 
+@pytest.mark.parametrize("wait", ["", "&wait_ms=0", "&wait_ms=00"])
+def test_who_does_not_wait_is_answered_at_once(api: Harness, wait: str) -> None:
+    token = encode_token(token_of(LOG, [(0, 10**9)]))
+    reply = api.get(f"/v1/freshness?token={token}{wait}")
+    assert reply.status_code == 200
+    assert reply.json()["stages"]["parameters"]["reached"] is False
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
@@ -197,6 +205,7 @@ def test_without_parameter_servers_updates_are_refused_for_now(own: Harness) -> 
         (f"/v1/freshness?token={encode_token(token_of(LOG, [(0, 1)]))}&stage=applied", 422, "invalid_value"),
         (f"/v1/freshness?token={encode_token(token_of(LOG, [(0, 1)]))}&wait_ms=x", 400, "invalid_request"),
         (f"/v1/freshness?token={encode_token(token_of(LOG, [(0, 1)]))}&wait_ms=10001", 422, "invalid_value"),
+        (f"/v1/freshness?token={encode_token(token_of(LOG, [(0, 1)]))}&wait_ms=-1", 422, "invalid_value"),
         (f"/v1/freshness?token={encode_token(token_of(UPDATES, [(0, 1)]))}&stage=recommendations", 422,
          "invalid_value"),
         ("/v1/probes/nobodys", 404, "unknown_probe"),
@@ -215,6 +224,7 @@ def test_what_makes_no_sense_gets_a_problem(api: Harness, path: str, status: int
     [
         ({"count": 0}, 422, "invalid_value"),
         ({"count": 1_001}, 422, "invalid_value"),
+        ({"count": 101, "kind": "update"}, 422, "invalid_value"),
         ({"count": "2"}, 400, "invalid_request"),
         ({"kind": "click"}, 400, "invalid_request"),
         ({"rate": 3}, 400, "invalid_request"),
