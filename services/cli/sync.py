@@ -72,6 +72,8 @@ def status(context: typer.Context) -> None:
     for name, region in found.items():
         if region.silent:
             note(f"{name}: no answer from {', '.join(region.silent)}")
+        elif not region.servers:
+            note(f"{name}: no parameter server runs there now; `headwater status` says why")
         for server in region.servers.values():
             for problem in _problems(server):
                 note(f"{name}: {server.server}: {problem}")

@@ -15,6 +15,8 @@ from support.wan import free_port
 from services.cli.app import main
 from services.cli.exits import Exit
 from services.parameter_server import ModelUnknown, ParameterClient
+from services.parameter_server.client.syncs import RegionSync
+from services.parameter_server.syncing.status import StatusReply
 from services.settings.model import SyncSettings
 from sync.pushes import Source
 
@@ -73,6 +75,19 @@ def test_each_upstream_is_shown_with_how_far_behind_it_leaves_the_region(
         assert code == Exit.OK
         assert "2 of 2" in output
         assert f"nothing comes from {gone}" in errors
+
+
+def test_a_region_without_servers_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = StatusReply("home", "server-0", [0, 1], [], [], [], {}, 0, 0, 0, None, "")
+    regions = {"home": RegionSync({"server-0": there}, ()), "eu": RegionSync({}, ())}
+    monkeypatch.setattr("services.cli.sync._ask", lambda settings: iter(regions.items()))
+    code, output, errors = told(capsys)
+    assert code == Exit.OK
+    assert "server-0" in output
+    assert "eu: no parameter server runs" in errors
+    assert "home: no parameter server runs" not in errors
 
 
 def test_where_nothing_runs_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
