@@ -65,6 +65,8 @@ def freshness(
     Stages: an event is accepted (durable in the log), processed (its features and sample are durable), trained (its
     gradient is computed), applied (the home region's parameter servers have it); then each region's parameters and
     recommendations contain it. An update is pushed to the parameter servers directly, without log and trainer.
+
+    Where a probe was not taken, or is missing somewhere, the check failed (exit code 13).
     """
     from services.cli.client import api_of
     from services.cli.output import note, print_json, print_table, progress
@@ -94,10 +96,27 @@ def freshness(
         note(f"problem: {problem}")
     if options.json:
         print_json(_plain(found))
-        return
-    print_table(COLUMNS, table(found))
-    print(f"\nms since {found.counted_from}; the aim is {found.slo_ms:,.0f}.")
-    print("On other clocks: " + "; ".join(f"{s} {c}" for s, c in found.clocks.items() if "client" not in c))
+    else:
+        print_table(COLUMNS, table(found))
+        print(f"\nms since {found.counted_from}; the aim is {found.slo_ms:,.0f}.")
+        print(
+            "On other clocks: " + "; ".join(f"{s} {c}" for s, c in found.clocks.items() if "client" not in c)
+        )
+    failures = list(_failures(found))
+    for failure in failures:
+        note(f"FAIL  {failure}")
+    if failures:
+        raise CommandFailed(Exit.CHECK_FAILED, "")
+
+
+def _failures(found: Report) -> Iterator[str]:
+    """What keeps the measurement from being whole. A region that nobody reaches lacks every probe."""
+    if found.failed:
+        yield f"{found.failed:,} probes were not taken"
+    for row in found.rows:
+        if row.missing:
+            where = f"{row.region}: " if row.region else ""
+            yield f"{where}{row.missing:,} of {row.sent:,} {row.kind} probes are missing at stage {row.stage}"
 
 
 def _kinds(events: bool, updates: bool) -> tuple[Kind, ...]:

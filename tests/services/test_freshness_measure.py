@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,24 @@ def test_the_command_prints_json_alone_and_writes_its_folder(
     assert json.loads((tmp_path / "out" / "freshness.json").read_text()) == found
     assert (tmp_path / "out" / "freshness.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote" in printed.err
+
+
+@pytest.mark.parametrize("way", ["blind", "away"])
+def test_probes_that_are_missing_somewhere_fail_the_check(
+    way: str, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.freshness.measure.Plan", partial(Plan, patience_s=0.2))
+    home, eu = Region("home", world, 0.0), Region("eu", world, 0.0, blind=True)
+    command = ["freshness", "--rate", "50", "--seconds", "0.1", "--no-updates", "--format", "json"]
+    with serving(home, eu):
+        watched = f"eu={eu.url}" if way == "blind" else "eu=http://127.0.0.1:1"
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--url", home.url, "--region", watched])
+    assert ended.value.code == Exit.CHECK_FAILED
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["regions"] == ["home", "eu"]
+    assert "FAIL  eu: 5 of 5 event probes are missing at stage parameters" in printed.err
+    assert "FAIL  home" not in printed.err
 
 
 @pytest.mark.parametrize(
