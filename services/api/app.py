@@ -18,7 +18,7 @@ from services.api.context import Api
 from services.api.documents import Documented, Json
 from services.api.events import EventRoutes
 from services.api.gate import Endpoint, Gate
-from services.api.health import Check, HealthRoutes
+from services.api.health import Check, HealthRoutes, Lag, level
 from services.api.items import ItemRoutes
 from services.api.probes import ProbeRoutes
 from services.api.problems import Problem
@@ -51,9 +51,14 @@ class Assembled:
 
 
 def assemble(
-    api: Api, recommender: Recommends, checks: Mapping[str, Check], probing: Probing | None = None
+    api: Api,
+    recommender: Recommends,
+    checks: Mapping[str, Check],
+    probing: Probing | None = None,
+    behind_s: Lag = level,
 ) -> Assembled:
-    """All routes over ``api`` and ``recommender``, behind the gate. ``probing``: this region's freshness."""
+    """All routes over ``api`` and ``recommender``, behind the gate. ``probing``: this region's freshness; ``behind_s``:
+    how far it is behind those that it follows."""
     documented = Documented()
     app = FastAPI(
         title="Headwater",
@@ -67,7 +72,7 @@ def assemble(
     events, users, items = EventRoutes(api), UserRoutes(api), ItemRoutes(api)
     recommendations, rankings = RecommendationRoutes(api, recommender), RankingRoutes(api, recommender)
     similar = SimilarRoutes(api, recommender)
-    health = HealthRoutes(checks, api.metrics, api.settings.region.name)
+    health = HealthRoutes(checks, api.metrics, api.settings.region.name, behind_s)
     probing = probing or Probing(api.incarnation, api.settings.log.partitions)
     probes = ProbeRoutes(api, probing)
     for routes in (events, recommendations, rankings, similar, items, users, probes, health):

@@ -30,23 +30,34 @@ class Dependency(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state of this process, and the region that it serves."""
+    """The state of this process, and the region that it serves. ``behind_s``: seconds since that was level with the
+    regions that it follows; null where it writes all parameters itself, and before anything is known."""
 
     status: str
     region: str
     dependencies: dict[str, Dependency]
+    behind_s: float | None
 
 
 Check = Callable[[], Awaitable[Dependency]]
+Lag = Callable[[], float | None]
+
+
+def level() -> None:
+    """The lag of a region that follows none."""
 
 
 class HealthRoutes:
-    """Health of an API of ``region`` by named ``checks``; a check may raise Problem, which counts as not well."""
+    """Health of an API of ``region`` by named ``checks``; a check may raise Problem, which counts as not well.
+    ``behind_s``: how far the region is behind, where it follows others."""
 
-    def __init__(self, checks: Mapping[str, Check], metrics: ApiMetrics, region: str) -> None:
+    def __init__(
+        self, checks: Mapping[str, Check], metrics: ApiMetrics, region: str, behind_s: Lag = level
+    ) -> None:
         self._checks = checks
         self._metrics = metrics
         self._region = region
+        self._behind_s = behind_s
 
     async def live(self, request: Request) -> Response:
         """Whether the process answers at all."""
@@ -66,7 +77,9 @@ class HealthRoutes:
         found = await asyncio.gather(*(self._run(check) for check in self._checks.values()))
         dependencies = dict(zip(self._checks, found, strict=True))
         ready = all(dependency.ok for dependency in found)
-        return Health("ready" if ready else "not_ready", self._region, dependencies)
+        behind_s = self._behind_s()
+        shown_s = None if behind_s is None else round(behind_s, 3)
+        return Health("ready" if ready else "not_ready", self._region, dependencies, shown_s)
 
     async def _run(self, check: Check) -> Dependency:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import asdict
 from typing import Final
 
@@ -16,6 +17,7 @@ import uvicorn
 import uvloop
 
 from services.api.app import assemble
+from services.api.behind import ANSWER_S, Behind, watch
 from services.api.context import Api, wall_clock_ms
 from services.api.ingest import Ingest
 from services.api.metrics import ApiMetrics
@@ -29,6 +31,8 @@ from services.coordination.membership import Member, Registration
 from services.modelling import open_schema
 from services.parameter_server.client import AsyncParameterClient
 from services.parameter_server.client.readers import Reading
+from services.parameter_server.client.syncs import ask_region_aio
+from services.rpc.aio import AsyncRpcClient
 from services.settings import Address, Settings, SettingsError, parse_address
 from services.settings.checks import check
 from services.topics import EVENTS
@@ -66,16 +70,20 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         ingest.start()
         stack.push_async_callback(ingest.close)
         api = Api(settings, open_schema(settings), ingest, store, metrics, events.incarnation(EVENTS))
-        serving = open_serving(api, coordination, events)
+        behind = Behind(settings.model.name, settings.region.name, settings.sync.max_behind)
+        serving = open_serving(api, coordination, events, behind.outdated)
         stack.push_async_callback(serving.close)
         reach = _reach(settings, coordination, stack)
-        readiness = Readiness(api, serving, events, coordination, reach)
-        app = assemble(api, serving.recommender, readiness.checks(), serving.probing).asgi
-        _measure(api, serving)
+        readiness = Readiness(api, serving, events, coordination, reach, behind)
+        checks, behind_s = readiness.checks(), lambda: behind.behind_s
+        app = assemble(api, serving.recommender, checks, serving.probing, behind_s).asgi
+        _measure(api, serving, behind)
         registration = _register(settings, name, coordination, _address_of(listener))
         stack.callback(registration.close)
         following = asyncio.create_task(serving.follower.run(), name="follow")
         stack.push_async_callback(_cancel, following)
+        watching = asyncio.create_task(_watch(settings, coordination, behind), name="behind")
+        stack.push_async_callback(_cancel, watching)
         becoming = asyncio.create_task(readiness.announce(registration), name="ready")
         stack.push_async_callback(_cancel, becoming)
         log.info("serving at %s", registration.member.address)
@@ -89,6 +97,11 @@ def _reach(settings: Settings, coordination: Coordination, stack: AsyncExitStack
     )
     stack.push_async_callback(client.close)
     return Reach(client, settings.model.name, settings.region.name)
+
+
+async def _watch(settings: Settings, coordination: Coordination, behind: Behind) -> None:
+    with closing(AsyncRpcClient(open_security(settings))) as rpc:
+        await watch(behind, lambda: ask_region_aio(coordination, rpc, ANSWER_S))
 
 
 async def _serve_http(app: Callable[..., object], listener: socket.socket, stop: threading.Event) -> None:
@@ -157,9 +170,14 @@ def _register(settings: Settings, name: str, coordination: Coordination, bound: 
     return Registration(coordination, member, settings.coordination.lease_ttl)
 
 
-def _measure(api: Api, serving: Serving) -> None:
-    """Gauges of what is held in memory, and what the cache of rows counts."""
+def _measure(api: Api, serving: Serving, behind: Behind) -> None:
+    """Gauges of what is held in memory and how old it is, and what the cache of rows counts."""
     gauge = api.metrics.gauge
+    gauge(
+        "headwater_region_behind_seconds",
+        "Since this region was level with those that it follows (NaN: it writes all itself).",
+        lambda: math.nan if behind.behind_s is None else behind.behind_s,
+    )
     gauge("headwater_api_queue_events", "Events waiting for the log.", lambda: float(api.ingest.waiting))
     gauge("headwater_api_items", "Items in memory.", lambda: float(len(serving.items.catalogue)))
     gauge("headwater_api_item_rows", "Embedding rows in memory.", lambda: float(len(serving.items.rows)))

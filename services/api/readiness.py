@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from services.api.behind import Behind
 from services.api.context import Api
 from services.api.health import Check, Dependency, HealthRoutes
 from services.api.reach import Reach
@@ -28,13 +29,20 @@ class Readiness:
     """The checks behind ``/health/ready``."""
 
     def __init__(
-        self, api: Api, serving: Serving, events: MessageLog, coordination: Coordination, reach: Reach
+        self,
+        api: Api,
+        serving: Serving,
+        events: MessageLog,
+        coordination: Coordination,
+        reach: Reach,
+        behind: Behind,
     ) -> None:
         self._api = api
         self._serving = serving
         self._events = events
         self._coordination = coordination
         self._reach = reach
+        self._behind = behind
         self._warm = False
 
     def checks(self) -> Mapping[str, Check]:
@@ -43,7 +51,7 @@ class Readiness:
             "log": self._log,
             "features": self._features,
             "coordination": self._coordinated,
-            "parameters": self._reach.check,
+            "parameters": self._parameters,
             "items": self._items,
             "model": self._model,
             "warm_up": self._warmed,
@@ -88,6 +96,9 @@ class Readiness:
             log.warning("coordination is not well: %s", error)
             return Dependency(False, "coordination cannot be reached")
         return Dependency(True, "answers")
+
+    async def _parameters(self) -> Dependency:
+        return self._behind.judge(await self._reach.check())
 
     async def _items(self) -> Dependency:
         count = len(self._serving.items.catalogue)

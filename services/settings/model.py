@@ -63,6 +63,10 @@ class SyncSettings(Section):
     """The share of recent updates that counts as important and goes first. 1: all alike."""
     max_clock_skew: Duration = 600.0
     """A version further in the future than this is refused: somebody's clock is wrong."""
+    max_behind: DurationOrNone = 60.0
+    """When this region is longer behind those that it follows, its replies say ``degraded`` and its API is not ready,
+    so that a gateway asks another region. What is idle is level, and says so once a second: less than ``5s`` is too
+    little. 0: however long."""
     member_timeout: Duration = 3_600.0
     """A region that has been silent for so long no longer keeps deletions from being forgotten; it gets everything anew
     when it returns."""

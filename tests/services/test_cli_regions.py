@@ -16,6 +16,7 @@ import httpx
 import pytest
 from support.gateway import gateway
 
+from services.api.behind import LEVEL_S
 from services.cli.exits import Exit
 
 pytestmark = pytest.mark.timeout(300)
@@ -127,6 +128,24 @@ def test_a_region_without_its_servers_says_so_and_the_other_goes_on(stack: Stack
     finally:
         os.kill(server, signal.SIGCONT)
     eventually(lambda: stack.ask("eu", "GET", "/health/ready").status_code == 200)
+
+
+def test_a_region_that_is_cut_off_says_how_far_behind_it_is(stack: Stack) -> None:
+    def behind_s(region: str) -> float | None:
+        found: float | None = stack.ask(region, "GET", "/health/ready").json()["behind_s"]
+        return found
+
+    eventually(lambda: (behind_s("eu") or 0.0) < LEVEL_S)
+    stack.run("link", "partition", "eu")
+    try:
+        eventually(lambda: (behind_s("eu") or 0.0) > 2 * LEVEL_S)
+        health = stack.ask("eu", "GET", "/health/ready")
+        assert health.status_code == 200, "no more than sync.max_behind"
+        assert health.json()["dependencies"]["parameters"]["detail"].endswith(" s behind")
+        assert behind_s("home") is None
+    finally:
+        stack.run("link", "heal", "eu")
+    eventually(lambda: (behind_s("eu") or LEVEL_S) < LEVEL_S)
 
 
 def test_a_gateway_goes_elsewhere_and_comes_back_without_a_failed_request(

@@ -24,6 +24,7 @@ from featurestore.sqlite import SqliteStore
 from models.parameters import RETRIEVAL
 from models.training import RecommenderModel
 from services.api.app import assemble
+from services.api.behind import Behind
 from services.api.context import Api
 from services.api.ingest import Ingest
 from services.api.metrics import ApiMetrics
@@ -195,6 +196,7 @@ class Harness:
     client: httpx.AsyncClient
     probing: Probing
     probes: MemoryProbes
+    behind: Behind
     clock: list[int] = field(default_factory=lambda: [NOW_MS])
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 20.0) -> T:
@@ -336,14 +338,17 @@ async def _start(
         items, freshness, wrapped, parameters, "main", api.clock_ms, arrived=probing.parameters
     )
     chooser = Chooser(items, settings.recommendation)
-    recommender = Recommender(encoder, items, chooser, freshness, wrapped, parameters, "main", api.clock_ms)
-    app = assemble(api, recommender, {}, probing)
+    behind = Behind("main", settings.region.name, settings.sync.max_behind, lambda: clock[0] / 1e3)
+    recommender = Recommender(
+        encoder, items, chooser, freshness, wrapped, parameters, "main", api.clock_ms, behind.outdated
+    )
+    app = assemble(api, recommender, {}, probing, lambda: behind.behind_s)
     following = asyncio.create_task(follower.run())
     transport = httpx.ASGITransport(app.asgi)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
     harness = Harness(
-        api, store, producer, parameters, follower, items, freshness, loop, client, probing, probes, clock
-    )
+        api, store, producer, parameters, follower, items, freshness, loop, client, probing, probes, behind, clock
+    )  # fmt: skip
 
     async def close() -> None:
         await client.aclose()

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 
 class Recommender:
-    """Answers queries. Belongs to one event loop."""
+    """Answers queries. Belongs to one event loop. ``outdated``: whether all parameters here are too old, so that
+    whatever is made with them is ``degraded``."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Recommender:
         parameters: AsyncParameterClient,
         model_name: str,
         clock_ms: Callable[[], int],
+        outdated: Callable[[], bool] = lambda: False,
     ) -> None:
         self._encoder = encoder
         self._items = items
@@ -56,6 +58,7 @@ class Recommender:
         self._parameters = parameters
         self._model_name = model_name
         self._clock_ms = clock_ms
+        self._outdated = outdated
         self._hash_items = key_function(encoder, ITEM_KEYS)
 
     async def recommend(self, query: Query) -> Picks:
@@ -76,7 +79,7 @@ class Recommender:
         if row is None:
             raise Problem("unknown_item")
         chosen = self._chooser.similar(query, row, self._clock_ms())
-        return Picks(chosen.picks, chosen.degraded, self.model_version)
+        return Picks(chosen.picks, chosen.degraded or self._outdated(), self.model_version)
 
     @property
     def model_version(self) -> str | None:
@@ -142,7 +145,7 @@ class Recommender:
     ) -> Picks:
         return Picks(
             picks,
-            degraded or given.late,
+            degraded or given.late or self._outdated(),
             self.model_version,
             self._as_of(given),
             _newest(given.person),

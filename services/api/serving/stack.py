@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from featurestore.encoder import Encoder
@@ -40,8 +41,11 @@ class Serving:
         await self.parameters.close()
 
 
-def open_serving(api: Api, coordination: Coordination, log: MessageLog) -> Serving:
-    """Make the parts, inside the event loop that will serve. Of ``log`` only the partitions are read yet."""
+def open_serving(
+    api: Api, coordination: Coordination, log: MessageLog, outdated: Callable[[], bool]
+) -> Serving:
+    """Make the parts, inside the event loop that will serve. Of ``log`` only the partitions are read yet.
+    ``outdated``: whether the region's parameters are too old."""
     settings = api.settings
     encoder = Encoder(api.schema)
     items = ItemState(Catalogue(encoder), build_model(api.schema, settings.model))
@@ -61,5 +65,7 @@ def open_serving(api: Api, coordination: Coordination, log: MessageLog) -> Servi
     name, clock_ms = settings.model.name, api.clock_ms
     follower = Follower(items, freshness, api.store, parameters, name, clock_ms, arrived=probing.parameters)
     chooser = Chooser(items, settings.recommendation)
-    recommender = Recommender(encoder, items, chooser, freshness, api.store, parameters, name, clock_ms)
+    recommender = Recommender(
+        encoder, items, chooser, freshness, api.store, parameters, name, clock_ms, outdated
+    )
     return Serving(items, freshness, follower, recommender, parameters, probing)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from services.parameter_server.messages import Wire
-from services.parameter_server.syncing.service import Syncing
-from services.parameter_server.syncing.upstream import Upstream
-from sync.exchange import ShardName
-from sync.exchange.puller import Standing
+
+if TYPE_CHECKING:
+    # Who only reads such answers loads no compiler.
+    from services.parameter_server.syncing.service import Syncing
+    from services.parameter_server.syncing.upstream import Upstream
+    from sync.exchange import ShardName
+    from sync.exchange.puller import Standing
+
+    Standings = Sequence[tuple[str, Mapping[ShardName, Standing]]]
+    """By address of a source, how each shard stands to it."""
 
 STATUS: Final = "sync-status"
-Standings = Sequence[tuple[str, Mapping[ShardName, Standing]]]
-"""By address of a source, how each shard stands to it."""
 
 
 class StatusRequest(Wire):

@@ -88,6 +88,7 @@ class TestReady:
             "status": "ready",
             "region": "eu",
             "dependencies": {"parameters": {"ok": True, "detail": "region eu: all answer"}},
+            "behind_s": None,
         }
 
     @pytest.mark.parametrize(
