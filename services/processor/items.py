@@ -20,6 +20,8 @@ from services.events import ItemEvent
 
 Cells = Mapping[str, Cell]
 _NO_CELLS: Final[Cells] = {}
+CLEARED: Final = "@cleared_ms"
+"""When an event last cleared all attributes that it did not name (Unix ms)."""
 
 
 def merge_attributes(
@@ -33,14 +35,18 @@ def merge_attributes(
 ) -> dict[str, Cell]:
     """The cells to write when an event at ``time_ms`` sets attributes (and, with ``replace``, clears others).
 
-    ``given`` was validated. An attribute set by a later event stays as it is, so late and repeated events do
-    no harm.
+    ``given`` was validated. An attribute set by a later event stays as it is, and so does one that a later event
+    cleared without its ever having been here: so late and repeated events do no harm.
     """
     written = {}
+    cleared = stored.get(CLEARED)
     for name, value in given.items():
-        if name not in stored or stored[name].event_time_ms <= time_ms:
+        known = stored.get(name, cleared)
+        if known is None or known.event_time_ms <= time_ms:
             written[name] = schema.cell(entity, name, cast(Value, value), time_ms)
     if replace:
+        if cleared is None or cleared.event_time_ms <= time_ms:
+            written[CLEARED] = Cell(time_ms, time_ms)
         for name, cell in stored.items():
             if name not in given and cell.event_time_ms <= time_ms and _is_attribute(schema, entity, name):
                 written[name] = Cell(None, time_ms)

@@ -227,6 +227,20 @@ def test_attributes_follow_event_time_and_replace_clears_the_rest():
     assert world.likes("i1") == 1
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_older_than_a_replacement_stays_cleared_whenever_it_comes(times: int):
+    world = World()
+    stream = [
+        ItemEvent("i1", {"title": "x"}, replace=True, timestamp_ms=NOW),
+        ItemEvent("i1", {"year": 1980}, timestamp_ms=NOW - 5),
+        ItemEvent("i1", {"studio": "new"}, timestamp_ms=NOW + 5),
+    ]
+    for _ in range(times):
+        world.step(records_of(stream))
+        world.restart()
+    assert [world.value("item", "i1", n) for n in ("year", "title", "studio")] == [None, "x", "new"]
+
+
 def test_a_deleted_item_stays_hidden_until_it_is_put_again():
     world = World()
 
