@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.clock import MAX_TIME
-from sync.kernel import i32, i64, inp, kernel, out, u8, u32, u64, void
+from sync.kernel import i32, i64, inlined, inp, kernel, out, u8, u32, u64, void
 
 Knowledge = Mapping[int, int]
 Times = npt.NDArray[np.uint64]
@@ -100,7 +100,8 @@ NO_HORIZON: Final = Horizon()
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A vector as it is compared with versions: ``epochs`` names the writers, those below ``retired`` are covered."""
+    """A vector as it is compared with versions: ``epochs`` names the writers, those below ``retired`` are covered.
+    ``writers`` ascend."""
 
     writers: Writers
     times: Times
@@ -111,9 +112,7 @@ class Known:
         for writer, epoch in (epochs or {}).items():
             if epoch < retired:
                 whole[writer] = MAX_TIME
-        return Known(
-            np.fromiter(whole, np.uint32, len(whole)), np.fromiter(whole.values(), np.uint64, len(whole))
-        )
+        return Known(*_ascending(whole))
 
     def covers(self, other: Knowledge) -> bool:
         """Whether it contains all of ``other``."""
@@ -132,6 +131,29 @@ class Known:
         return found[: _scan(time, writer, self.writers, self.times, found)].copy()
 
 
+def _ascending(by_writer: Mapping[int, int]) -> tuple[Writers, Times]:
+    """The writers in ascending order, and the number of each."""
+    pairs = sorted(by_writer.items())
+    writers = np.fromiter((writer for writer, _ in pairs), np.uint32, len(pairs))
+    return writers, np.fromiter((number for _, number in pairs), np.uint64, len(pairs))
+
+
+@inlined
+def _place(writers: Writers, writer: np.uint32) -> int:
+    """Where ``writer`` is among the ascending ``writers``, or how many there are."""
+    low = 0
+    high = writers.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if writers[middle] < writer:
+            low = middle + 1
+        else:
+            high = middle
+    if low < writers.shape[0] and writers[low] != writer:
+        low = writers.shape[0]
+    return low
+
+
 @kernel(void(inp(u64), inp(u32), inp(u32), inp(u64), out(u8)))
 def _above(
     time: Times, writer: Writers, writers: Writers, times: Times, found: npt.NDArray[np.uint8]
@@ -140,9 +162,7 @@ def _above(
     at = 0
     for i in range(time.shape[0]):
         if at >= count or writers[at] != writer[i]:
-            at = 0
-            while at < count and writers[at] != writer[i]:
-                at += 1
+            at = _place(writers, writer[i])
         found[i] = 1 if at == count or time[i] > times[at] else 0
 
 
@@ -155,9 +175,7 @@ def _scan(time: Times, writer: Writers, writers: Writers, times: Times, found: S
         if time[i] == 0:
             continue
         if at >= count or writers[at] != writer[i]:
-            at = 0
-            while at < count and writers[at] != writer[i]:
-                at += 1
+            at = _place(writers, writer[i])
         if at == count or time[i] > times[at]:
             found[total] = i
             total += 1
@@ -198,11 +216,12 @@ def _newer(
     for i in range(time.shape[0]):
         epoch = np.uint64(0)
         other = np.uint64(0)
-        for at in range(count):
-            if writers[at] == writer[i]:
-                epoch = epochs[at]
-            if writers[at] == other_writer[i]:
-                other = epochs[at]
+        at = _place(writers, writer[i])
+        if at < count:
+            epoch = epochs[at]
+        at = _place(writers, other_writer[i])
+        if at < count:
+            other = epochs[at]
         if epoch != other:
             newer = epoch > other
         elif time[i] != other_time[i]:
@@ -218,6 +237,5 @@ def newer(
     """Which of ``versions`` [N] win over ``others`` [N]: the later by (fencing epoch of the writer, time, writer). A
     time of 0 is no version, and loses. A writer without an epoch has 0, the oldest."""
     found = np.empty(len(versions[0]), np.uint8)
-    writers = np.fromiter(epochs, np.uint32, len(epochs))
-    _newer(*versions, *others, writers, np.fromiter(epochs.values(), np.uint64, len(epochs)), found)
+    _newer(*versions, *others, *_ascending(epochs), found)
     return found.view(np.bool_)
