@@ -83,7 +83,7 @@ class ItemUpdates:
             self.schema, "item", cells, event.attributes, time_ms, replace=event.replace and not event.deleted
         )
         if event.deleted or (event.replace and DELETED in cells):
-            before = cells.get(DELETED)
+            before = cells.get(DELETED, cells.get(CLEARED))
             if before is None or before.event_time_ms <= time_ms:
                 written[DELETED] = Cell(event.deleted, time_ms)
         self.written.setdefault(event.item_id, {}).update(written)

@@ -233,11 +233,13 @@ def test_what_is_older_than_a_replacement_stays_cleared_whenever_it_comes(times:
     stream = [
         ItemEvent("i1", {"title": "x"}, replace=True, timestamp_ms=NOW),
         ItemEvent("i1", {"year": 1980}, timestamp_ms=NOW - 5),
+        ItemEvent("i1", deleted=True, timestamp_ms=NOW - 4),
         ItemEvent("i1", {"studio": "new"}, timestamp_ms=NOW + 5),
     ]
     for _ in range(times):
         world.step(records_of(stream))
         world.restart()
+        assert not world.catalogue.hidden[world.catalogue.row("i1")]
     assert [world.value("item", "i1", n) for n in ("year", "title", "studio")] == [None, "x", "new"]
 
 
