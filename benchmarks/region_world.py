@@ -61,11 +61,10 @@ def processes() -> ForkServerContext:
 
 @dataclass(slots=True)
 class Region:
-    """One region. ``brake``: whether its servers leave room on their links to readers, as they always do."""
+    """One region."""
 
     settings: Settings
     servers: int = 1
-    brake: bool = True
     running: list[BaseProcess] = field(default_factory=list)
 
     @staticmethod
@@ -105,7 +104,7 @@ class Region:
                 store.put(KEY, msgspec.json.encode(ShardMap(1, (place,) * SHARDS)), expect_revision=0)
         for name in names:
             process = processes().Process(
-                target=_serve, args=(self.settings, name, self.brake), name=f"{self.name}/{name}", daemon=True
+                target=_serve, args=(self.settings, name), name=f"{self.name}/{name}", daemon=True
             )
             process.start()
             self.running.append(process)
@@ -162,12 +161,9 @@ def processor_s(pid: int | None) -> float:
     return float(times.user + times.system)
 
 
-def _serve(settings: Settings, name: str, brake: bool) -> None:
+def _serve(settings: Settings, name: str) -> None:
     from services.parameter_server.main import run
-    from services.parameter_server.syncing.brake import Brake
 
-    if not brake:
-        Brake.level = lambda self, now_s: 0.0  # type: ignore[method-assign]
     configure_logging(f"{settings.region.name}/{name}", "ERROR")
     run(settings, name, threading.Event())
 

@@ -210,7 +210,9 @@ async def _catch_up(run: _Run, *, brake: bool, reads: Reads) -> _Caught:
     """The far region begins with nothing while pushes go on."""
     far, rate = run.world.regions["far"], run.sizes.usual
     far.empty()
-    far.brake = brake
+    wait_s = SyncSettings().reader_wait if brake else 0.0
+    sync = far.settings.sync.model_copy(update={"reader_wait": wait_s})
+    far.settings = far.settings.model_copy(update={"sync": sync})
     far.start()
     await asyncio.to_thread(far.ready)
     began_s, came = time.monotonic(), run.world.links.came("far")

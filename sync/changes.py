@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.columns import Columns
-from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, prefetch, u32, u64, void
+from sync.kernel import f32, i32, i64, inlined, inp, kernel, out, place_of, prefetch, u32, u64, void
 from sync.knowledge import Known, joined, vector_of
 
 Sequences = npt.NDArray[np.int64]
@@ -179,9 +179,7 @@ def _uncovered(
             continue
         writer = version_writer[slot]
         if known >= count or known_writers[known] != writer:
-            known = 0
-            while known < count and known_writers[known] != writer:
-                known += 1
+            known = place_of(known_writers, writer)
         if known == count or version_time[slot] > known_times[known]:
             sequences[found] = ring_sequences[at]
             slots[found] = slot

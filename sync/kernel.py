@@ -5,8 +5,8 @@ numba's cache, so no request ever waits for a compiler, and no odd array makes a
 Inputs are typed read-only, which accepts writable arrays too; arrays that came off the wire are read-only.
 
 numba's cache looks at a kernel's own file only. Kernels therefore call nothing from other modules but
-``mix``, which can never change, as stored values depend on it, and the intrinsics below, which have nothing
-to change.
+``mix``, which can never change, as stored values depend on it, and ``place_of`` and the intrinsics below, which
+have nothing to change.
 """
 
 from __future__ import annotations
@@ -57,6 +57,22 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """For what kernels of one module share: it becomes part of a kernel before that is compiled. Calling a
     kernel from another one would count references to each array, every time."""
     return njit(inline="always", error_model="numpy")(function)
+
+
+@inlined
+def place_of(writers: np.ndarray[tuple[int], np.dtype[np.uint32]], writer: np.uint32) -> int:
+    """Where ``writer`` is among the ascending ``writers``, or how many there are."""
+    low = 0
+    high = writers.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if writers[middle] < writer:
+            low = middle + 1
+        else:
+            high = middle
+    if low < writers.shape[0] and writers[low] != writer:
+        low = writers.shape[0]
+    return low
 
 
 @kernel(u64(u64))

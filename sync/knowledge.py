@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sync.clock import MAX_TIME
-from sync.kernel import i32, i64, inlined, inp, kernel, out, u8, u32, u64, void
+from sync.kernel import i32, i64, inp, kernel, out, place_of, u8, u32, u64, void
 
 Knowledge = Mapping[int, int]
 Times = npt.NDArray[np.uint64]
@@ -138,22 +138,6 @@ def _ascending(by_writer: Mapping[int, int]) -> tuple[Writers, Times]:
     return writers, np.fromiter((number for _, number in pairs), np.uint64, len(pairs))
 
 
-@inlined
-def _place(writers: Writers, writer: np.uint32) -> int:
-    """Where ``writer`` is among the ascending ``writers``, or how many there are."""
-    low = 0
-    high = writers.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if writers[middle] < writer:
-            low = middle + 1
-        else:
-            high = middle
-    if low < writers.shape[0] and writers[low] != writer:
-        low = writers.shape[0]
-    return low
-
-
 @kernel(void(inp(u64), inp(u32), inp(u32), inp(u64), out(u8)))
 def _above(
     time: Times, writer: Writers, writers: Writers, times: Times, found: npt.NDArray[np.uint8]
@@ -162,7 +146,7 @@ def _above(
     at = 0
     for i in range(time.shape[0]):
         if at >= count or writers[at] != writer[i]:
-            at = _place(writers, writer[i])
+            at = place_of(writers, writer[i])
         found[i] = 1 if at == count or time[i] > times[at] else 0
 
 
@@ -175,7 +159,7 @@ def _scan(time: Times, writer: Writers, writers: Writers, times: Times, found: S
         if time[i] == 0:
             continue
         if at >= count or writers[at] != writer[i]:
-            at = _place(writers, writer[i])
+            at = place_of(writers, writer[i])
         if at == count or time[i] > times[at]:
             found[total] = i
             total += 1
@@ -216,10 +200,10 @@ def _newer(
     for i in range(time.shape[0]):
         epoch = np.uint64(0)
         other = np.uint64(0)
-        at = _place(writers, writer[i])
+        at = place_of(writers, writer[i])
         if at < count:
             epoch = epochs[at]
-        at = _place(writers, other_writer[i])
+        at = place_of(writers, other_writer[i])
         if at < count:
             other = epochs[at]
         if epoch != other:

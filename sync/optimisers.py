@@ -125,6 +125,18 @@ def sum_groups(keys: Keys, gradients: Rows, groups: Slots, unique: Keys, sums: R
                 sums[at, column] += gradients[i, column]
 
 
+def sum_repeated(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:
+    """The distinct ``keys`` [N] in order of first occurrence, each with the sum of its ``gradients`` [N, d]."""
+    groups = np.empty(len(keys), np.int32)
+    distinct = group(keys, groups)
+    if distinct == len(keys):
+        return keys, gradients
+    unique = np.empty(distinct, np.uint64)
+    sums = np.empty((distinct, gradients.shape[1]), np.float32)
+    sum_groups(keys, gradients, groups, unique, sums)
+    return unique, sums
+
+
 @kernel(void(inp(f32, 2), inp(i32), inp(f32, 2), inp(f32), f32, f32, out(f32, 2), out(f32)))
 def regularise(
     values: Rows,

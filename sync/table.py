@@ -28,7 +28,7 @@ from sync.index import KeyIndex
 from sync.initial import InitialValues
 from sync.kernel import f32, i32, inp, kernel, out, void
 from sync.knowledge import Known, vector_of
-from sync.optimisers import APPLY, group, measure, regularise, settings_of, sum_groups
+from sync.optimisers import APPLY, measure, regularise, settings_of, sum_repeated
 from sync.priority import Priority
 from sync.records import Graves
 from sync.records import Rows as StoredRows
@@ -191,7 +191,7 @@ class Table:
         """
         # Repeated keys could hide a NaN from nobody, but two finite gradients may overflow when summed; so
         # the sums are what is measured, and they contain every NaN and infinity of their terms.
-        keys, gradients = _sum_repeated(keys, gradients)
+        keys, gradients = sum_repeated(keys, gradients)
         squares = np.empty(len(keys), np.float32)
         usual = np.float32(min(self.guard.limit(), float(self._limit)))
         bad = measure(gradients, usual, squares)
@@ -484,17 +484,6 @@ class Table:
 
 def _full(count: int, time: int) -> npt.NDArray[np.uint64]:
     return np.full(count, time, np.uint64)
-
-
-def _sum_repeated(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:
-    groups = np.empty(len(keys), np.int32)
-    distinct = group(keys, groups)
-    if distinct == len(keys):
-        return keys, gradients
-    unique = np.empty(distinct, np.uint64)
-    sums = np.empty((distinct, gradients.shape[1]), np.float32)
-    sum_groups(keys, gradients, groups, unique, sums)
-    return unique, sums
 
 
 def _describe(value: object) -> str:

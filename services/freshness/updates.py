@@ -9,17 +9,20 @@ number again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from models.samples import Watermark
 from services.freshness.stamps import Marked, Stamp
-from services.parameter_server.types import Applied, Keys, ParameterError, PushReply, Rows
+from services.parameter_server.types import ParameterError, PushReply
 from sync.pushes import Source
 from sync.spec import Initialiser, Optimiser, Segment, TableSpec
+
+if TYPE_CHECKING:
+    from services.parameter_server.client import ParameterClient
 
 MODEL: Final = "probes"
 TABLE: Final = "marks"
@@ -38,25 +41,6 @@ SPECS: Final = (
 )
 
 
-class Pushing(Protocol):
-    """The part of ``ParameterClient`` that is used here."""
-
-    def declare(self, model: str, specs: tuple[TableSpec, ...], fingerprint: str) -> None: ...
-
-    def applied(self, model: str, source: Source) -> dict[int, Applied]: ...
-
-    def push(
-        self,
-        model: str,
-        source: Source,
-        offset: int,
-        predecessors: Mapping[int, int],
-        accepted_at_ms: int,
-        watermark: Watermark | None,
-        parts: Mapping[str, tuple[Keys, Rows]],
-    ) -> dict[int, PushReply]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Update:
     """A marked update that every shard's leader has: its position in ``LOG``, when it was sent, when the last
@@ -71,7 +55,7 @@ class Update:
 class UpdateWriter:
     """Pushes marked updates, one at a time. One thread."""
 
-    def __init__(self, client: Pushing, slot: int, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, client: ParameterClient, slot: int, now_ns: Callable[[], int] = time.time_ns) -> None:
         """``slot`` in [0, SLOTS): drawn at random, it is seldom another's."""
         self._client, self._now_ns = client, now_ns
         self._source = Source(LOG, slot)

@@ -156,6 +156,7 @@ def _sync_config(settings: Settings) -> SyncConfig:
         sync.window,
         sync.max_staleness,
         sync.priority_share,
+        sync.reader_wait,
         sync.max_clock_skew,
         sync.member_timeout,
     )

@@ -61,6 +61,9 @@ class SyncSettings(Section):
     """How long an update may wait for more important ones where a link cannot carry all."""
     priority_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The share of recent updates that counts as important and goes first. 1: all alike."""
+    reader_wait: DurationOrNone = 0.01
+    """Readers come first: while their calls wait longer than this in a server, what comes from other regions is taken
+    in smaller pieces, with pauses. 0: it is taken as fast as it comes."""
     max_clock_skew: Duration = 600.0
     """A version further in the future than this is refused: somebody's clock is wrong."""
     max_behind: DurationOrNone = 60.0

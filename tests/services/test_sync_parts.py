@@ -44,6 +44,11 @@ class TestBrake:
         assert brake.level(1.0) == pytest.approx(0.5)
         assert (brake.slow_total, brake.longest_s) == (2, 1.0)
 
+    def test_without_a_target_it_stays_down(self) -> None:
+        brake = Brake(0.0)
+        brake.note(5.0, 0.0)
+        assert brake.level(0.0) == 0.0
+
     @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 2.0))))
     def test_it_never_stops_a_link(self, reads: list[tuple[float, float]]) -> None:
         brake, now = Brake(0.01), 0.0

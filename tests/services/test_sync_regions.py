@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -80,15 +82,25 @@ def following(home: Region, folder: Path, name: str = "eu", number: int = 1, **m
     return Region(folder, name, number, sync, **more)  # type: ignore[arg-type]
 
 
-def test_what_is_pushed_at_home_is_served_in_another_region_bit_for_bit(tmp_path: Path) -> None:
-    home = Region(tmp_path, "home", 0)
-    region = following(home, tmp_path)
+@contextmanager
+def taught(
+    home: Region, region: Region, steps: int
+) -> Iterator[tuple[ParameterClient, ParameterClient, Trainer]]:
+    """Both regions running, home taught so many steps, and the region level with it: a client of each, and the
+    trainer."""
     with running(home, region), home.client() as at_home, region.client() as reader:
         at_home.declare("main", SPECS, "fp-1")
         trainer = Trainer(at_home)
-        trainer.step(20)
+        trainer.step(steps)
         declared(reader)
         same(at_home, reader)
+        yield at_home, reader, trainer
+
+
+def test_what_is_pushed_at_home_is_served_in_another_region_bit_for_bit(tmp_path: Path) -> None:
+    home = Region(tmp_path, "home", 0)
+    region = following(home, tmp_path)
+    with taught(home, region, 20) as (at_home, reader, trainer):
         for _ in range(10):
             trainer.step()
             assert same(at_home, reader) < 2.0
@@ -128,12 +140,7 @@ def test_a_killed_leader_at_home_or_in_the_region_holds_nothing_up_for_longer_th
 ) -> None:
     home = Region(tmp_path, "home", 0, servers=2, replicas=2)
     region = following(home, tmp_path, servers=2, replicas=2)
-    with running(home, region), home.client() as at_home, region.client() as reader:
-        at_home.declare("main", SPECS, "fp-1")
-        trainer = Trainer(at_home)
-        trainer.step(10)
-        declared(reader)
-        same(at_home, reader)
+    with taught(home, region, 10) as (at_home, reader, trainer):
         for of, client in ((region, reader), (home, at_home)):
             time.sleep(1.0)
             victim = of.place(0).leader
@@ -155,12 +162,7 @@ def test_a_killed_leader_at_home_or_in_the_region_holds_nothing_up_for_longer_th
 def test_a_home_that_is_killed_and_comes_back_is_followed_again(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0)
     region = following(home, tmp_path)
-    with running(home, region), home.client() as at_home, region.client() as reader:
-        at_home.declare("main", SPECS, "fp-1")
-        trainer = Trainer(at_home)
-        trainer.step(10)
-        declared(reader)
-        same(at_home, reader)
+    with taught(home, region, 10) as (at_home, reader, trainer):
         (server,) = home.servers.values()
         for _ in range(2):
             # What was not on disk is pushed again, and wins over what the region had of it.
@@ -215,12 +217,7 @@ def test_a_region_takes_the_place_of_a_home_that_is_gone(tmp_path: Path) -> None
 def test_no_region_ever_holds_a_step_that_a_fail_over_at_home_loses(tmp_path: Path) -> None:
     home = Region(tmp_path, "home", 0, servers=3, replicas=3, replication="quorum")
     region = following(home, tmp_path)
-    with running(home, region), home.client() as at_home, region.client() as reader:
-        at_home.declare("main", SPECS, "fp-1")
-        trainer = Trainer(at_home)
-        trainer.step(5)
-        declared(reader)
-        same(at_home, reader)
+    with taught(home, region, 5) as (at_home, reader, trainer):
         leader = home.place(0).leader
         followers = [server for name, server in home.servers.items() if name != leader]
         before = at_home.applied("main", SOURCE)[0].applied
@@ -248,12 +245,7 @@ def test_a_link_that_breaks_or_goes_silent_costs_only_its_time(tmp_path: Path) -
     (address,) = home.addresses.values()
     with emulated(address, parse_conditions("delay=20ms,jitter=5ms,rate=50mbit")) as link:
         region = Region(tmp_path, "eu", 1, SyncSettings(upstreams=(link.address,)))
-        with running(home, region), home.client() as at_home, region.client() as reader:
-            at_home.declare("main", SPECS, "fp-1")
-            trainer = Trainer(at_home)
-            trainer.step(5)
-            declared(reader)
-            same(at_home, reader)
+        with taught(home, region, 5) as (at_home, reader, trainer):
             for _ in range(3):
                 link.reset()
                 trainer.step(2)

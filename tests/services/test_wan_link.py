@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 import threading
 import time
@@ -11,7 +10,10 @@ from contextlib import suppress
 
 import pytest
 from support.wan import (
+    NONE,
     PATIENCE_S,
+    PAYLOAD,
+    ROUGH,
     break_off,
     connect,
     exactly,
@@ -21,20 +23,10 @@ from support.wan import (
     until,
 )
 
-from services.wan.conditions import LinkConditions, parse_conditions
+from services.wan.conditions import parse_conditions
 from services.wan.emulator import Emulator, emulated
 from services.wan.link import MAX_CONNECTIONS
 from services.wan.types import AddressUnusable, LinkPlan, LinkUnknown
-
-NONE = LinkConditions()
-PAYLOAD = random.Random(7).randbytes(3_000_000)
-ROUGH = [
-    "",
-    "delay=5ms",
-    "delay=2ms,jitter=6ms,rate=200mbit",
-    "rate=100mbit,queue=4KiB",
-    "jitter=3ms",
-]
 
 
 def swallow(connection: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
@@ -9,7 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from services.wan.conditions import LinkConditions
+
 PATIENCE_S = 20.0
+NONE = LinkConditions()
+PAYLOAD = random.Random(7).randbytes(3_000_000)
+ROUGH = [
+    "",
+    "delay=5ms",
+    "delay=2ms,jitter=6ms,rate=200mbit",
+    "rate=100mbit,queue=4KiB",
+    "jitter=3ms",
+]
 Handler = Callable[[socket.socket], None]
 
 

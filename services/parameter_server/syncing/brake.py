@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-TARGET_S: Final = 0.01
-"""A reader may wait so long in the loop."""
 STEP: Final = 0.1
 MOST: Final = 0.95
 HALF_LIFE_S: Final = 1.0
 
 
 class Brake:
-    """Rises with every reader that waited longer than ``target_s``, and is halved every second."""
+    """Rises with every reader that waited longer than ``target_s`` in the loop, and is halved every second. Of a target
+    of 0 it stays down."""
 
     __slots__ = ("_at_s", "_level", "_target_s", "longest_s", "slow_total")
 
-    def __init__(self, target_s: float = TARGET_S) -> None:
+    def __init__(self, target_s: float) -> None:
         self._target_s = target_s
         self._level = self._at_s = 0.0
         self.slow_total = 0
@@ -25,7 +24,7 @@ class Brake:
     def note(self, waited_s: float, now_s: float) -> None:
         """A reader waited for so long before it was answered."""
         self.longest_s = max(self.longest_s, waited_s)
-        if waited_s <= self._target_s:
+        if not self._target_s or waited_s <= self._target_s:
             return
         self.slow_total += 1
         excess = min(waited_s / self._target_s - 1.0, 3.0)

@@ -58,6 +58,7 @@ class SyncConfig:
     window: int = 3
     max_staleness_s: float = 60.0
     priority_share: float = 0.1
+    reader_wait_s: float = 0.01
     max_clock_skew_s: float = 600.0
     member_timeout_s: float = 3_600.0
 
@@ -93,7 +94,7 @@ class Syncing:
         clock: SystemClock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.config, self.brake = config, Brake()
+        self.config, self.brake = config, Brake(config.reader_wait_s)
         self.clock_verdict = Verdict()
         self.models_learned_total = 0
         self.host, self._allowed, self._settle = host, allowed, settle

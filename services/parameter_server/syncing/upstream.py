@@ -241,7 +241,7 @@ class Upstream:
                 self.ask(
                     request_of(pull, template, self._clock.physical_us()),
                     self._timeout_s(pull),
-                    lambda answer, pull=pull: self._answered(pull, answer),  # type: ignore[misc]
+                    partial(self._answered, pull),
                 )
             except RpcError as error:
                 self._fail(str(error), reconnect=True)
