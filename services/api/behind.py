@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from services.api.health import Dependency
 from services.coordination.contract import CoordinationError
 from services.parameter_server.client.syncs import RegionSync
-from services.parameter_server.syncing.status import StatusReply
+from services.parameter_server.syncing.status import StatusReply, contest
 
 EVERY_S: Final = 1.0
 """How often the parameter servers are asked: no more often does an idle source say that it has nothing new."""
@@ -39,6 +39,8 @@ class Behind:
         self._never: set[int] = set()
         self._sources: tuple[str, ...] = ()
         self._told = False
+        self._contest = ""
+        """Why what other regions learn does not come at all, if it does not."""
 
     @property
     def behind_s(self) -> float | None:
@@ -52,9 +54,12 @@ class Behind:
         behind_s = self.behind_s
         return bool(self._max_behind_s) and behind_s is not None and behind_s > self._max_behind_s
 
-    def hear(self, servers: Iterable[StatusReply]) -> None:
+    def hear(self, servers: Collection[StatusReply]) -> None:
         """Take in what the region's parameter servers say."""
         now_s = self._clock_s()
+        if servers:
+            upstreams = (one for server in servers for one in server.upstreams if one.contested)
+            self._contest = next((contest(one.contested, self._region, one.region) for one in upstreams), "")
         for server in servers:
             for shard in server.written:
                 self._level_s.pop(shard, None)
@@ -83,6 +88,8 @@ class Behind:
     def judge(self, reached: Dependency) -> Dependency:
         """The parameter servers' health: ``reached``, and how far behind they are where they answer."""
         behind_s = self.behind_s
+        if reached.ok and self._contest:
+            return Dependency(False, self._contest)
         if behind_s is None or not reached.ok:
             return reached
         if self.outdated():

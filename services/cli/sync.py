@@ -131,6 +131,8 @@ def _figures(one: UpstreamStatus) -> tuple[object, ...]:
 
 
 def _sources(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
+    from services.parameter_server.syncing.status import ranges
+
     for server in region.servers.values():
         found = [server.found.get(how, 0) for how in ("token", "cache", "scan")]
         total = sum(found) or 1
@@ -139,7 +141,7 @@ def _sources(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
         yield (
             name,
             server.server,
-            _ranges(server.written) or "none",
+            ranges(server.written) or "none",
             unserved or "",
             ratio,
             f"{server.fed_rows_total:,}",
@@ -147,21 +149,14 @@ def _sources(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
         )
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers as people write them: ``0-3, 8``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[1]}" for run in runs)
-
-
 def _problems(server: StatusReply) -> Iterator[str]:
+    from services.parameter_server.syncing.status import contest, ranges
+
     if server.refuses:
         yield server.refuses
     for one in server.upstreams:
+        if one.contested:
+            yield contest(one.contested, server.region, one.region)
         for model in one.unlike:
             yield f"model {model} is declared otherwise in region {one.region}, and not followed"
         if one.last_fault and not one.served and one.wanted:
@@ -171,4 +166,4 @@ def _problems(server: StatusReply) -> Iterator[str]:
         if not shard.upstream:
             unserved.setdefault(shard.model, []).append(shard.shard)
     for model, shards in unserved.items():
-        yield f"nobody serves {'shard' if len(shards) == 1 else 'shards'} {_ranges(sorted(shards))} of {model}"
+        yield f"nobody serves {'shard' if len(shards) == 1 else 'shards'} {ranges(sorted(shards))} of {model}"

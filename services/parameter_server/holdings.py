@@ -126,6 +126,8 @@ class Holdings:
         """Told of every step that a shard led here takes."""
         self._keeper, self._number = keeper, number
         self._clock = clock or HybridClock()
+        # Fences alone are given for a second time where coordination was begun anew.
+        self._started_ms = self._clock.physical_us() // 1_000 % 2**38
         self.models: dict[str, Model] = {}
         self.foreign_starts = 0
         self.owner_of: Callable[[str, int], str] = lambda model, shard: "another region"
@@ -147,13 +149,19 @@ class Holdings:
 
     @property
     def incarnation(self) -> int:
-        """Changes whenever this server begins to lead a shard, or another region's that it forwards to is another
-        process: what clients knew of it may be wrong then."""
-        return max(self.fences.values(), default=0) + (self.foreign_starts << FENCE_BITS)
+        """Changes whenever this server starts, begins to lead a shard, or another region's that it forwards to is
+        another process: what clients knew of it may be wrong then."""
+        return (self._started_ms + self.foreign_starts) << FENCE_BITS | max(self.fences.values(), default=0)
 
     def writes(self, shard: int) -> bool:
         """Whether this region writes the shard; else another one does, and this follows."""
         return self.config.written is None or shard in self.config.written
+
+    @property
+    def written(self) -> frozenset[int]:
+        """All that this region writes."""
+        every = frozenset(range(self.config.shards))
+        return every if self.config.written is None else self.config.written & every
 
     def _start(self, model: Model, shard_id: int) -> None:
         """Open a shard of a model as it was left; lead it if that is this server's part."""

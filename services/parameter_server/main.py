@@ -141,6 +141,14 @@ def _written(settings: Settings, shards: int) -> frozenset[int] | None:
     chosen = parse_writes(settings.sync.writes, shards)
     if chosen is None:
         return frozenset() if settings.sync.upstreams else None
+    if settings.sync.upstreams and len(chosen) == shards:
+        _log.warning(
+            "sync.writes = %s lets this region write all shards, so nothing comes from sync.upstreams = %s; is it to "
+            "follow them, set sync.writes = none (or the shards that no other region writes), else empty "
+            "sync.upstreams",
+            settings.sync.writes,
+            ", ".join(settings.sync.upstreams),
+        )
     return chosen
 
 

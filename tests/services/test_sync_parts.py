@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support.parameters import DECLARATION
 from support.service_process import eventually
 
-from services.cli.sync import _ranges
 from services.coordination.contract import CoordinationError
 from services.coordination.sqlite import SqliteCoordination
 from services.parameter_server.declarations import Declaration, digest_of, read_declaration
@@ -25,6 +24,7 @@ from services.parameter_server.syncing.clocks import by_region, judge
 from services.parameter_server.syncing.declaring import Declarer
 from services.parameter_server.syncing.forwarding import split_push
 from services.parameter_server.syncing.rates import Rate
+from services.parameter_server.syncing.status import ranges
 
 
 class TestBrake:
@@ -113,7 +113,7 @@ class TestRate:
 @given(st.sets(st.integers(0, 40)))
 def test_ranges_name_exactly_the_numbers(numbers: set[int]) -> None:
     named: set[int] = set()
-    for part in filter(None, _ranges(sorted(numbers)).split(", ")):
+    for part in filter(None, ranges(sorted(numbers)).split(", ")):
         first, _, last = part.partition("-")
         named.update(range(int(first), int(last or first) + 1))
     assert named == numbers

@@ -93,6 +93,26 @@ def test_a_region_without_servers_is_named(
     assert "home: no parameter server runs" not in errors
 
 
+def test_regions_that_write_the_same_shards_are_told_what_to_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Region(tmp_path, "one", 1, SyncSettings(writes="all"))
+    other = Region(tmp_path, "two", 2, SyncSettings(writes="all", upstreams=tuple(one.addresses.values())))
+    one.configure(SyncSettings(writes="all", upstreams=tuple(other.addresses.values())))
+    with running(one, other):
+
+        def told_so(region: Region, theirs: str) -> bool:
+            code, _, errors = told(capsys, "--set", f"data.dir={region.folder}")
+            asked = f"shards 0-1 are written in region {region.name} and in region {theirs} alike"
+            return code == Exit.OK and asked in errors and "set sync.writes" in errors
+
+        eventually(lambda: told_so(one, "two"))
+        eventually(lambda: told_so(other, "one"))
+        # The settings alone are questioned at the start, before anybody was asked.
+        assert "so nothing comes from sync.upstreams" in one.output()
+        assert one.output().count("are written in region one and in region two alike") == 1
+
+
 def test_where_nothing_runs_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output, errors = told(capsys, "--set", f"data.dir={tmp_path / 'none'}")
     assert code == Exit.NOT_RUNNING

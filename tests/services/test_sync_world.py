@@ -184,6 +184,44 @@ def test_two_regions_of_one_number_tell_each_other_nothing() -> None:
     assert all(not held.shard.position for _, held in eu.host.all_held())
 
 
+def test_shards_that_two_regions_write_are_told_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    one = world.server("one", 1, SyncConfig(region="one", upstreams=("two",)), written=frozenset({0, 1}))
+    two_ = world.server("two", 2, SyncConfig(region="two", upstreams=("one",)))
+    one.push(0)
+    world.run(5.0)
+    assert two_.rows() != one.rows()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2
+    assert told[0].startswith("shards 0-1 are written in region one and in region two alike")
+    assert "set sync.writes" in told[0]
+    for server in (one, two_):
+        (shown,) = status(server.syncing).upstreams
+        assert (shown.contested, shown.wanted) == ([0, 1], 0)
+    # As long as nobody knows what the other region writes, nothing is said against it.
+    two_.alive = False
+    world.run(5.0)
+    assert status(one.syncing).upstreams[0].contested == []
+    # It comes back and follows: all is well.
+    del world.servers["two"]
+    two_ = world.server("two", 2, SyncConfig(region="two", upstreams=("one",)), written=frozenset())
+    world.run(10.0)
+    assert [status(server.syncing).upstreams[0].contested for server in (one, two_)] == [[], []]
+    assert two_.rows() == one.rows()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2
+
+
+def test_only_the_shards_that_both_write_are_contested() -> None:
+    world = World()
+    one = world.server("one", 1, SyncConfig(region="one", upstreams=("two",)), written=frozenset({0}))
+    two_ = world.server("two", 2, SyncConfig(region="two", upstreams=("one",)))
+    world.run(3.0)
+    assert [status(server.syncing).upstreams[0].contested for server in (one, two_)] == [[0], [0]]
+    one, two_ = pair(World())
+    assert [status(server.syncing).upstreams[0].contested for server in (one, two_)] == [[], []]
+
+
 def test_a_batch_that_is_not_well_formed_ends_the_stream_and_is_counted() -> None:
     world = World()
     home, eu = two(world)

@@ -8,7 +8,7 @@ RecordDamaged or msgspec.DecodeError.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +44,7 @@ LARGE_BYTES: Final = 32 * 2**10
 """An array of so many bytes has a frame of its own."""
 MAX_NAME: Final = 64
 MAX_MODELS: Final = 1_024
+MAX_WRITTEN: Final = 2**16
 _DTYPES: Final = {"u8": np.uint64, "u4": np.uint32, "f4": np.float32, "u2": np.uint16, "u1": np.uint8}
 _VALUES_AT: Final = 1
 _ROW_ARRAYS: Final = 5
@@ -111,7 +112,8 @@ class SyncReply(Wire):
     """A batch. Arrays: the small ones of all pieces in one uint8 ``[B]``, each padded to 8 bytes; then the large ones,
     each as uint8. ``declarations`` of models that the puller did not know, or otherwise. ``region``: the source's.
     ``lengths`` of all arrays, where the batch is too large to be sent at once: they are to be fetched by ``sync-rest``,
-    one after the other as if they were one.
+    one after the other as if they were one. ``written``: with the first batch of a stream, the shards that the source's
+    region writes (None: not told).
     """
 
     stream: int
@@ -125,6 +127,7 @@ class SyncReply(Wire):
     declarations: list[bytes] = msgspec.field(default_factory=list)
     region: str = ""
     lengths: list[int] = msgspec.field(default_factory=list)
+    written: list[int] | None = None
 
 
 class RestRequest(Wire):
@@ -149,6 +152,7 @@ class Received:
     declarations: tuple[bytes, ...]
     region: str
     nbytes: int
+    written: frozenset[int] | None = None
 
 
 def request_of(pull: Pull, template: SyncRequest, clock_us: int) -> Outgoing:
@@ -203,7 +207,11 @@ def _want(one: WireWant, shards: int) -> Want:
 
 
 def reply_of(
-    batch: Batch, precision: Precision, declarations: Sequence[bytes] = (), region: str = ""
+    batch: Batch,
+    precision: Precision,
+    declarations: Sequence[bytes] = (),
+    region: str = "",
+    written: Collection[int] | None = None,
 ) -> tuple[bytes, tuple[Array, ...]]:
     """A batch as a body and arrays."""
     small: list[Array] = []
@@ -220,6 +228,7 @@ def reply_of(
         precision,
         list(declarations),
         region,
+        written=None if written is None else sorted(written),
     )
     block = np.zeros(sum(_padded(array.nbytes) for array in small), np.uint8)
     at = 0
@@ -281,7 +290,9 @@ def received(reply: Reply) -> Received:
         found.ended,
     )
     nbytes = len(reply.body) + sum(array.nbytes for array in reply.arrays)
-    return Received(batch, tuple(found.declarations), found.region[:MAX_NAME], nbytes)
+    written = None if found.written is None else frozenset(found.written)
+    _require(len(found.written or ()) <= MAX_WRITTEN, "more shards than any region has")
+    return Received(batch, tuple(found.declarations), found.region[:MAX_NAME], nbytes, written)
 
 
 def _piece(one: WirePiece, precision: Precision, frames: _Frames) -> Piece:

@@ -21,6 +21,7 @@ from services.parameter_server.syncing.forwarding import Forwarding
 from services.parameter_server.syncing.messages import REST, SYNC, SyncRequest
 from services.parameter_server.syncing.rates import Rate
 from services.parameter_server.syncing.source import Source
+from services.parameter_server.syncing.status import contest
 from services.parameter_server.syncing.upkeep import Upkeep
 from services.parameter_server.syncing.upstream import Links, Upstream
 from services.rpc.server import Call
@@ -114,6 +115,8 @@ class Syncing:
         self.rates = {upstream.address: (Rate(), Rate()) for upstream in self.upstreams}
         """By upstream, of bytes and of rows."""
         self._next_clocks_s = 0.0
+        self._contested: dict[str, list[int]] = {}
+        """By upstream, the shards that were said to be written there, too."""
         self._turn = 0
         self.merging_s = 0.0
         """How long taking over a batch held up all else, in the last turn: by its own work, whoever else has the
@@ -214,6 +217,7 @@ class Syncing:
             self._merge_again_s = self.now_s + min(self.merging_s * brake / (1.0 - brake), LONGEST_PAUSE_S)
         forgotten = self.upkeep.turn()
         self.source.turn()
+        self._look_at_writers()
         self._look_at_clocks()
         return merged or forgotten
 
@@ -246,6 +250,10 @@ class Syncing:
             found = min(found, max(upstream.next_s(at_most_s), pause_s))
         return found
 
+    def contested(self, upstream: Upstream) -> list[int]:
+        """The shards that both this region and that of ``upstream`` write, ascending."""
+        return sorted(shard for shard in upstream.written if self.host.writes(shard))
+
     def takes_no_pushes(self) -> str:
         """An empty text, or why this server may not write."""
         verdict = self.clock_verdict
@@ -255,6 +263,15 @@ class Syncing:
             f"the clock of {self.host.config.name} is {verdict.ahead_s:+.1f} s off those of other regions, more than "
             f"sync.max_clock_skew = {self.config.max_clock_skew_s:g} s; set it right"
         )
+
+    def _look_at_writers(self) -> None:
+        for upstream in self.upstreams:
+            if not upstream.written:
+                continue
+            found = self.contested(upstream)
+            if found and found != self._contested.get(upstream.address):
+                _log.error("%s", contest(found, self.config.region, upstream.region))
+            self._contested[upstream.address] = found
 
     def _look_at_clocks(self) -> None:
         now = self._clock.monotonic()

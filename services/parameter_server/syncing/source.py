@@ -232,7 +232,8 @@ class Source:
         if peer is not None:
             declarations = [encode_declaration(one) for one in self._untold(peer)]
         precision: Precision = "float32" if peer is None else peer.precision
-        body, arrays = reply_of(batch, precision, declarations, self._region)
+        written = self._host.written if batch.number == 1 else None
+        body, arrays = reply_of(batch, precision, declarations, self._region, written)
         if peer is not None and sum(array.nbytes for array in arrays) > WHOLE_BYTES:
             peer.rest[batch.number] = np.concatenate(arrays)
             while sum(map(len, peer.rest.values())) > LARGEST_BYTES and len(peer.rest) > 1:

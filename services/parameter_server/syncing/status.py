@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,7 +38,8 @@ class FollowedShard(Wire):
 
 
 class UpstreamStatus(Wire):
-    """One address that the server follows. ``wanted``: shards that it is asked for, ``served``: those that it leads.
+    """One address that the server follows. ``wanted``: shards that it is asked for, ``served``: those that it leads;
+    ``contested``: those that both regions write, none of which crosses.
     ``bytes_s``, ``rows_s``: over the last ten seconds; ``rate``: bytes a second that the link was seen to carry."""
 
     address: str
@@ -60,6 +61,7 @@ class UpstreamStatus(Wire):
     ahead_total: int
     last_fault: str
     unlike: list[str]
+    contested: list[int] = msgspec.field(default_factory=list)
 
 
 class PullerStatus(Wire):
@@ -93,6 +95,26 @@ class StatusReply(Wire):
     brake: float = 0.0
 
 
+def contest(shards: Sequence[int], region: str, other: str) -> str:
+    """What is wrong where two regions write ``shards``, and what to do about it."""
+    what = f"shard {shards[0]} is" if len(shards) == 1 else f"shards {ranges(shards)} are"
+    return (
+        f"{what} written in region {region} and in region {other} alike, so that what one learns never reaches the "
+        "other: set sync.writes so that one region alone writes each shard, and start anew those that wrote too much"
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as people write them: ``0-3, 8``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[1]}" for run in runs)
+
+
 def standing_of(syncing: Syncing, upstream: Upstream) -> UpstreamStatus:
     """How this server stands to one address."""
     now, puller = syncing.now_s, upstream.puller
@@ -124,6 +146,7 @@ def standing_of(syncing: Syncing, upstream: Upstream) -> UpstreamStatus:
         counts.ahead_total,
         upstream.counts.last_fault or counts.last_fault,
         sorted(upstream.unlike),
+        syncing.contested(upstream),
     )
 
 

@@ -140,6 +140,8 @@ class Upstream:
         self.address = address
         self.region = ""
         """The source's, once it answered."""
+        self.written: frozenset[int] = frozenset()
+        """The shards that the source's region writes, as it says in this stream."""
         self.counts = UpstreamCounts()
         self.unlike: set[str] = set()
         """Models that the other region declares otherwise; they are not followed."""
@@ -208,6 +210,8 @@ class Upstream:
     def _learn(self, found: Received) -> Batch:
         """Take over the models that came along; the batch without those that this region declares otherwise."""
         self.region = found.region
+        if found.written is not None:
+            self.written = found.written
         for data in found.declarations:
             try:
                 declaration = decode_declaration(data)
@@ -335,6 +339,8 @@ class Upstream:
         """The stream is over: what is on its way belongs to it."""
         self._note(f"pulling from {self.address} begins anew: {why}")
         self._stream, self._open, self._fetching = 0, {}, 0
+        # Nobody knows what it writes once it is back.
+        self.written = frozenset()
         self._backlog.clear()
         if reconnect:
             calls, self._calls = self._calls, {}

@@ -27,11 +27,13 @@ def server(
     written: tuple[int, ...] = (),
     model: str = "main",
     source: str = "home",
+    contested: tuple[int, ...] = (),
 ) -> StatusReply:
     """What a server says that leads the shards ``followed``, each so far behind."""
     upstream = UpstreamStatus(
-        "127.0.0.1:1", source, len(followed), 0, None, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, "", []
-    )
+        "127.0.0.1:1", source, len(followed), 0, None, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, "", [],
+        list(contested),
+    )  # fmt: skip
     shards = [FollowedShard(model, shard, "", behind_s, 0) for shard, behind_s in followed.items()]
     return StatusReply(
         "eu", "server-0@eu", list(written), shards, [upstream], [], {}, 0, 0, 0, None, ""
@@ -128,6 +130,20 @@ class TestBehind:
         behind.hear([server({0: 80.0, 1: 2.0})])
         behind.hear([server({1: 2.0}, written=(0,))])
         assert behind.behind_s == 2.0
+
+    def test_what_another_region_writes_too_makes_it_not_ready_and_says_what_to_do(
+        self, behind: Behind
+    ) -> None:
+        behind.hear([server({}, written=(0, 1)), server({}, written=(2,), contested=(0, 2))])
+        found = behind.judge(ANSWERS)
+        assert not found.ok
+        assert found.detail.startswith("shards 0, 2 are written in region eu and in region home alike")
+        assert "set sync.writes" in found.detail
+        assert behind.judge(SILENT) == SILENT, "what is nearer comes first"
+        behind.hear([])
+        assert not behind.judge(ANSWERS).ok, "nobody said that it is mended"
+        behind.hear([server({}, written=(0, 1, 2))])
+        assert behind.judge(ANSWERS) == ANSWERS
 
     def test_other_models_do_not_count(self, behind: Behind) -> None:
         behind.hear([server({0: 80.0}, model="probes")])
