@@ -1,0 +1,52 @@
+"""Federated rounds as a pure machine: servers, the simulator and tests drive the same transitions."""
+
+from federated.rounds.machine import Decision, Rounds, valid_id
+from federated.rounds.messages import (
+    Accepted,
+    Admitted,
+    Finished,
+    NotYet,
+    PollRequest,
+    Refused,
+    Reply,
+    Request,
+    Standing,
+    StartRequest,
+    UploadRequest,
+)
+from federated.rounds.phases import Event, Phase
+from federated.rounds.records import Closed, Entry, Header, RecordRefused, Slot
+from federated.rounds.settings import RoundSettings, SettingsRefused, Thresholds
+from federated.rounds.store import MemoryStore, Store, StoreUnavailable
+from federated.rounds.tickets import Tickets
+
+__all__ = [
+    "Accepted",
+    "Admitted",
+    "Closed",
+    "Decision",
+    "Entry",
+    "Event",
+    "Finished",
+    "Header",
+    "MemoryStore",
+    "NotYet",
+    "Phase",
+    "PollRequest",
+    "RecordRefused",
+    "Refused",
+    "Reply",
+    "Request",
+    "RoundSettings",
+    "Rounds",
+    "SettingsRefused",
+    "Slot",
+    "Standing",
+    "StartRequest",
+    "Store",
+    "StoreUnavailable",
+    "Thresholds",
+    "Tickets",
+    "UploadRequest",
+    "valid_id",
+]

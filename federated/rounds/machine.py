@@ -1,0 +1,487 @@
+"""The round: what a request, the passing of time or a finished aggregation does to a job's records. Pure.
+
+Time: ``now`` comes from whichever server runs the transition. A time before the header's ``clock`` counts as that
+clock, so a server whose clock is behind, or was set back, neither opens nor closes anything; one whose clock is ahead
+shortens windows by what it is ahead, no more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from federated.rounds.messages import (
+    Accepted,
+    Admitted,
+    Finished,
+    NotYet,
+    PollRequest,
+    RefusalCode,
+    Refused,
+    Reply,
+    Standing,
+    StartRequest,
+    UploadRequest,
+    WaitReason,
+)
+from federated.rounds.phases import Event, Phase, follow
+from federated.rounds.records import DIGEST_BYTES, FLIGHT_SLICES, Closed, Entry, Header, Slot
+from federated.rounds.settings import RoundSettings
+from federated.rounds.tickets import Tickets
+from federated.selection import Everyone, Selection
+
+_FIRST: Final = {"sync": Phase.STARTING, "over_selection": Phase.STARTING, "buffered": Phase.BUFFERING}
+MOST_EXAMPLES: Final = 2**32 - 1
+MOST_ID_BYTES: Final = 256
+EVERYONE: Final = Everyone()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a transition made: the new records and the reply. ``slot`` is an upload that was counted now, ``closed``
+    are the iterations that ended."""
+
+    header: Header
+    entry: Entry | None = None
+    reply: Reply | None = None
+    slot: Slot | None = None
+    closed: tuple[Closed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rules of one job: settings, tickets and selection."""
+
+    settings: RoundSettings
+    tickets: Tickets
+    selection: Selection = EVERYONE
+
+    def init(self) -> Header:
+        """The job before its first request."""
+        return Header(_FIRST[self.settings.mode])
+
+    # Requests of clients.
+
+    def start(
+        self,
+        header: Header,
+        entry: Entry | None,
+        request: StartRequest,
+        now: float,
+        draw: float,
+        recent: int = 0,
+    ) -> Decision:
+        """A client wants to take part. ``entry`` is its part in ``header.iteration``, if any; ``draw`` in [0, 1)
+        decides random selection and spreads come-back times; ``recent`` counts its parts in the last
+        ``selection.window`` iterations. Gives Admitted, NotYet, Finished or Refused; a repeat gets the same ticket.
+        """
+        header, closed = self._settle(header, now)
+        entry = entry if entry is not None and entry.iteration == header.iteration else None
+        after, entry, reply = self._start(header, entry, request, draw, recent)
+        return Decision(after, entry, reply, None, closed)
+
+    def _start(
+        self, header: Header, entry: Entry | None, request: StartRequest, draw: float, recent: int
+    ) -> tuple[Header, Entry | None, Reply]:
+        settings, phase = self.settings, header.phase
+        wrong = self._wrong_client(request.client)
+        if wrong is not None:
+            return header, entry, wrong
+        if phase is Phase.FINISHED:
+            return header, entry, Finished(header.iteration, header.version)
+        if phase is Phase.STOPPED:
+            return header, entry, self._not_yet(header, draw, "stopped")
+        buffered = settings.mode == "buffered"
+        if entry is not None:
+            if entry.counted:
+                return header, entry, self._not_yet(header, draw, "counted")
+            if buffered and header.clock > entry.started_at + settings.update_model_time_window_s:
+                entry = None  # its time is over: it may begin anew
+            elif phase is not Phase.AGGREGATING or buffered:
+                return header, entry, self._admitted(header, entry, request.client, repeated=True)
+        if phase is Phase.AGGREGATING and not buffered:
+            return header, entry, self._not_yet(header, draw, "aggregating")
+        if phase is Phase.UPDATING:
+            return header, entry, self._not_yet(header, draw, "full")
+        if buffered and header.in_flight >= settings.max_concurrency:
+            return header, entry, self._not_yet(header, draw, "busy")
+        why_not = self.selection.judge(request.facts, draw, recent)
+        if why_not:
+            return header, entry, self._not_yet(header, draw, "not_selected", why_not)
+        return self._admit(header, request.client)
+
+    def _admit(self, header: Header, client: str) -> tuple[Header, Entry, Reply]:
+        now = header.clock
+        entry = Entry(header.iteration, header.version, now)
+        flights = header.flights
+        if self.settings.mode == "buffered":
+            flights = (*flights[:-1], flights[-1] + 1)
+        header = replace(
+            header,
+            starts=header.starts + 1,
+            opened_at=now if header.opened_at is None else header.opened_at,
+            flights=flights,
+        )
+        if header.phase is Phase.STARTING and header.starts == self.settings.thresholds.starts_close:
+            header = self._begin_updates(header, Event.STARTS_FULL, now)
+        return header, entry, self._admitted(header, entry, client, repeated=False)
+
+    def upload(
+        self, header: Header, entry: Entry | None, request: UploadRequest, now: float, draw: float
+    ) -> Decision:
+        """A client's body is stored and asks to be counted. ``entry`` is its part in ``request.iteration``, if it
+        is still kept. Gives Accepted (with the slot, when it counts now), NotYet or Refused.
+
+        The body itself (shape, finiteness, magnitude) is for the caller to check before.
+        """
+        header, closed = self._settle(header, now)
+        refusal = self._unsound(header, entry, request, draw)
+        if refusal is not None or entry is None:
+            return Decision(header, entry, refusal, None, closed)
+        if entry.counted:
+            return Decision(header, entry, self._repeat(header, entry, request, draw), None, closed)
+        if self.settings.mode == "buffered":
+            reply = self._too_late_for_buffer(header, entry, draw)
+        else:
+            reply = self._too_late(header, entry, draw)
+        if reply is not None:
+            return Decision(header, entry, reply, None, closed)
+        after, entry, slot = self._count(header, entry, request)
+        after, more = self._close_full(after)
+        accepted = Accepted(request.iteration, self._come_back(after, draw))
+        return Decision(after, entry, accepted, slot, closed + more)
+
+    def _unsound(
+        self, header: Header, entry: Entry | None, request: UploadRequest, draw: float
+    ) -> Refused | None:
+        if len(request.digest) != DIGEST_BYTES:
+            raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(request.digest)}")
+        wrong = self._wrong_client(request.client)
+        if wrong is not None:
+            return wrong
+        if not self.tickets.valid(request.ticket, request.client, request.iteration):
+            return Refused("foreign_ticket", "the ticket is not this job's for that client and iteration")
+        if request.iteration > header.iteration:
+            return Refused("future_iteration", f"iteration {request.iteration} has not begun")
+        if entry is None or entry.iteration != request.iteration:
+            return self._refuse(header, draw, "late", f"iteration {request.iteration} is long over")
+        if not 1 <= request.examples <= MOST_EXAMPLES or not 0 <= request.steps <= MOST_EXAMPLES:
+            return Refused("bad_examples", f"{request.examples} examples in {request.steps} steps")
+        if not math.isfinite(request.loss):
+            return Refused("bad_loss", f"the loss is {request.loss}")
+        return None
+
+    def _repeat(self, header: Header, entry: Entry, request: UploadRequest, draw: float) -> Reply:
+        if request.digest != entry.digest:
+            return self._refuse(header, draw, "different_body", "another body was counted for this client")
+        return Accepted(entry.iteration, self._come_back(header, draw), repeated=True)
+
+    def _too_late(self, header: Header, entry: Entry, draw: float) -> Reply | None:
+        if entry.iteration != header.iteration or header.phase in (
+            Phase.AGGREGATING,
+            Phase.STOPPED,
+            Phase.FINISHED,
+        ):
+            return self._refuse(header, draw, "late", f"iteration {entry.iteration} is over or full")
+        if header.phase is Phase.STARTING and not self.settings.takes_early_uploads:
+            return self._not_yet(header, draw, "starting")
+        return None
+
+    def _too_late_for_buffer(self, header: Header, entry: Entry, draw: float) -> Reply | None:
+        if header.phase in (Phase.STOPPED, Phase.FINISHED):
+            return self._refuse(header, draw, "late", f"the job is {header.phase}")
+        if header.clock > entry.started_at + self.settings.update_model_time_window_s:
+            return self._refuse(
+                header, draw, "expired", "training and upload took longer than the update window"
+            )
+        staleness = self._staleness(header, entry)
+        if staleness > self.settings.max_staleness:
+            return self._refuse(header, draw, "too_stale", f"{staleness} versions old")
+        if header.phase is Phase.AGGREGATING and (
+            header.next_uploads >= self.settings.buffer_size
+            or header.iteration >= self.settings.fl_iteration_num
+        ):
+            return self._not_yet(header, draw, "aggregating")
+        return None
+
+    def _staleness(self, header: Header, entry: Entry) -> int:
+        # While a buffer is aggregated, what comes in is applied to the version after it.
+        return header.version + (header.phase is Phase.AGGREGATING) - entry.version
+
+    def _count(self, header: Header, entry: Entry, request: UploadRequest) -> tuple[Header, Entry, Slot]:
+        now, buffered = header.clock, self.settings.mode == "buffered"
+        ahead = header.phase is Phase.AGGREGATING
+        iteration = header.iteration + ahead
+        index = header.next_uploads if ahead else header.uploads
+        staleness = self._staleness(header, entry) if buffered else 0
+        slot = Slot(
+            iteration, index, request.client, entry.iteration, request.digest, request.examples, request.steps,
+            request.loss, staleness, self.settings.weight(request.examples, staleness),
+        )  # fmt: skip
+        entry = replace(entry, slot=index, digest=request.digest)
+        if ahead:
+            header = replace(header, next_uploads=index + 1)
+        else:
+            opens_window = header.phase is not Phase.STARTING
+            header = replace(
+                header,
+                uploads=index + 1,
+                opened_at=now if header.opened_at is None else header.opened_at,
+                first_upload_at=now
+                if opens_window and header.first_upload_at is None
+                else header.first_upload_at,
+            )
+        if buffered:
+            header = self._land(header, entry)
+        return header, entry, slot
+
+    def poll(
+        self, header: Header, entry: Entry | None, request: PollRequest, now: float, draw: float
+    ) -> Decision:
+        """A client asks where things stand; ``entry`` is its part in ``request.iteration``. Gives Standing, or
+        Finished to a client that waits for nothing more."""
+        header, closed = self._settle(header, now)
+        entry = entry if entry is not None and entry.iteration == request.iteration else None
+        if header.phase is Phase.FINISHED:
+            return Decision(header, entry, Finished(header.iteration, header.version), None, closed)
+        counted = entry is not None and entry.counted
+        standing = Standing(
+            header.iteration, header.version, header.phase.value, counted, self._come_back(header, draw)
+        )
+        return Decision(header, entry, standing, None, closed)
+
+    # Time, aggregation and commands.
+
+    def tick(self, header: Header, now: float) -> Decision | None:
+        """Apply the windows that have run out by ``now``; None when none has."""
+        settled, closed = self._settle(header, now)
+        return Decision(settled, closed=closed) if closed or settled.phase is not header.phase else None
+
+    def deadline(self, header: Header) -> float | None:
+        """When the phase ends if nothing more happens, or None when no window is open."""
+        settings = self.settings
+        if header.phase is Phase.AGGREGATING:
+            return header.phase_at + settings.aggregation_time_window_s
+        if header.opened_at is None or header.phase in (Phase.STOPPED, Phase.FINISHED):
+            return None
+        ends = header.opened_at + settings.global_iteration_time_window_s
+        if header.phase is Phase.STARTING:
+            ends = min(ends, header.opened_at + settings.start_fl_job_time_window_s)
+        elif header.phase is Phase.UPDATING and header.first_upload_at is not None:
+            ends = min(ends, header.first_upload_at + settings.update_model_time_window_s)
+        return ends
+
+    def aggregated(self, header: Header, iteration: int, now: float) -> Decision:
+        """The new model of ``iteration`` is stored: the version rises and the next iteration begins. Anything but
+        the iteration that is being aggregated changes nothing (no ``closed``): it was done before, or given up."""
+        header, closed = self._settle(header, now)
+        if header.phase is not Phase.AGGREGATING or header.iteration != iteration:
+            return Decision(header, closed=closed)
+        header = replace(
+            header, version=header.version + 1, took_s=max(header.clock - header.opened_at, 1e-9)
+        )
+        header, more = self._end(header, Event.AGGREGATED, header.clock)
+        return Decision(header, closed=closed + more)
+
+    def aggregation_failed(self, header: Header, iteration: int, now: float) -> Decision:
+        """Summing ``iteration`` was tried as often as allowed: it is invalid, and the next begins."""
+        header, closed = self._settle(header, now)
+        if header.phase is not Phase.AGGREGATING or header.iteration != iteration:
+            return Decision(header, closed=closed)
+        header, more = self._end(header, Event.AGGREGATION_FAILED, header.clock)
+        return Decision(header, closed=closed + more)
+
+    def stop(self, header: Header, now: float) -> Decision:
+        """Stop the job: an iteration that clients are in is invalid, one that is being aggregated is finished
+        first. A stopped or finished job stays as it is."""
+        header, closed = self._settle(header, now)
+        if header.phase in (Phase.STOPPED, Phase.FINISHED):
+            return Decision(header, closed=closed)
+        header = replace(header, stop_wanted=True)
+        if header.phase is Phase.AGGREGATING:
+            return Decision(header, closed=closed)
+        header, more = self._end(header, Event.STOP, header.clock)
+        return Decision(header, closed=closed + more)
+
+    def resume(self, header: Header, now: float) -> Decision:
+        """Let a stopped job go on with its next iteration; withdraws a stop that has not happened yet."""
+        header, closed = self._settle(header, now)
+        header = replace(header, stop_wanted=False)
+        if header.phase is Phase.STOPPED:
+            header = self._enter(header, self._next_event(), header.phase, header.clock)
+        return Decision(header, closed=closed)
+
+    # Phases.
+
+    def _settle(self, header: Header, now: float) -> tuple[Header, tuple[Closed, ...]]:
+        """The header at ``now``: the clock moved on, windows that ran out applied at the time they did."""
+        if not math.isfinite(now):
+            raise ValueError(f"no time: {now}")
+        closed: tuple[Closed, ...] = ()
+        while (ends := self.deadline(header)) is not None and ends <= now:
+            header, more = self._window_ended(header, ends)
+            closed += more
+        if now > header.clock:
+            header = replace(header, clock=now)
+        if self.settings.mode == "buffered":
+            header = self._age_flights(header)
+        return header, closed
+
+    def _window_ended(self, header: Header, ends: float) -> tuple[Header, tuple[Closed, ...]]:
+        thresholds, settings = self.settings.thresholds, self.settings
+        header = replace(header, clock=max(header.clock, ends))
+        if header.phase is Phase.AGGREGATING:
+            return self._end(header, Event.AGGREGATION_WINDOW, ends)
+        if header.phase is Phase.BUFFERING and header.uploads >= thresholds.uploads_floor:
+            return self._aggregate(header, Event.UPLOADS_ENOUGH, ends), ()
+        if header.phase is Phase.UPDATING and header.uploads >= thresholds.uploads_floor:
+            return self._aggregate(header, Event.UPLOADS_ENOUGH, ends), ()
+        if ends >= header.opened_at + settings.global_iteration_time_window_s:
+            return self._end(header, Event.GLOBAL_WINDOW, ends)
+        if header.phase is Phase.UPDATING:
+            return self._end(header, Event.TOO_FEW_UPLOADS, ends)
+        if header.starts < thresholds.starts_floor:
+            return self._end(header, Event.TOO_FEW_STARTS, ends)
+        return self._close_full(self._begin_updates(header, Event.STARTS_ENOUGH, ends))
+
+    def _begin_updates(self, header: Header, event: Event, at: float) -> Header:
+        phase = follow(header.phase, event)
+        assert phase is not None
+        # Early uploads have opened the update window as soon as there is one.
+        return replace(header, phase=phase, phase_at=at, first_upload_at=at if header.uploads else None)
+
+    def _close_full(self, header: Header) -> tuple[Header, tuple[Closed, ...]]:
+        if header.phase is Phase.AGGREGATING:
+            return header, ()
+        needed = self.settings.thresholds.uploads_close
+        if self.settings.kind == "cross_silo" and header.phase is Phase.UPDATING:
+            needed = header.starts  # who is absent by rule is not waited for
+        if header.uploads >= needed:
+            return self._aggregate(header, Event.UPLOADS_FULL, header.clock), ()
+        return header, ()
+
+    def _aggregate(self, header: Header, event: Event, at: float) -> Header:
+        phase = follow(header.phase, event)
+        assert phase is not None
+        return replace(header, phase=phase, phase_at=at)
+
+    def _end(self, header: Header, event: Event, at: float) -> tuple[Header, tuple[Closed, ...]]:
+        """The iteration is over. One that nobody took part in leaves no trace and is not counted."""
+        assert follow(header.phase, event) is None
+        valid = event is Event.AGGREGATED
+        if event is Event.STOP and header.opened_at is None:
+            return self._enter(header, Event.STOP, None, at), ()
+        closed = Closed(
+            header.iteration,
+            header.version,
+            valid,
+            event,
+            header.starts,
+            header.uploads,
+            header.opened_at,
+            at,
+        )
+        header = replace(
+            header,
+            iteration=header.iteration + 1,
+            valid=header.valid + valid,
+            invalid=header.invalid + (not valid),
+        )
+        if header.iteration > self.settings.fl_iteration_num:
+            header = replace(header, iteration=self.settings.fl_iteration_num)
+            return self._enter(header, Event.LAST, None, at), (closed,)
+        if header.stop_wanted:
+            return self._enter(header, Event.STOP, None, at), (closed,)
+        return self._enter(header, self._next_event(), None, at), (closed,)
+
+    def _enter(self, header: Header, event: Event, source: Phase | None, at: float) -> Header:
+        phase = follow(source, event)
+        assert phase is not None
+        carried = header.next_uploads if phase is Phase.BUFFERING else 0
+        header = replace(
+            header, phase=phase, phase_at=at, opened_at=at if carried else None, first_upload_at=at if carried else None,
+            starts=0, uploads=carried, next_uploads=header.next_uploads - carried,
+            stop_wanted=header.stop_wanted and phase is not Phase.STOPPED,
+        )  # fmt: skip
+        if phase is Phase.BUFFERING and carried >= self.settings.buffer_size:
+            return self._aggregate(header, Event.UPLOADS_FULL, at)
+        return header
+
+    def _next_event(self) -> Event:
+        return Event.NEXT_BUFFERED if self.settings.mode == "buffered" else Event.NEXT_SYNCHRONOUS
+
+    # Clients in training, in buffered mode: counted by slice of time, so that those who never return are forgotten.
+
+    def _slice_of(self, time: float) -> int:
+        return math.floor(time / (self.settings.update_model_time_window_s / FLIGHT_SLICES))
+
+    def _age_flights(self, header: Header) -> Header:
+        newest = self._slice_of(header.clock)
+        passed = newest - header.flight_slice
+        if passed <= 0:
+            return header
+        kept = header.flights[passed:] if passed < len(header.flights) else ()
+        flights = kept + (0,) * (len(header.flights) - len(kept))
+        return replace(header, flights=flights, flight_slice=newest)
+
+    def _land(self, header: Header, entry: Entry) -> Header:
+        place = self._slice_of(entry.started_at) - header.flight_slice - 1
+        if not -len(header.flights) <= place < 0 or header.flights[place] == 0:
+            return header
+        flights = list(header.flights)
+        flights[place] -= 1
+        return replace(header, flights=tuple(flights))
+
+    # Replies.
+
+    def _wrong_client(self, client: str) -> Refused | None:
+        if not valid_id(client):
+            return Refused(
+                "bad_id", f"a client's id has 1 to {MOST_ID_BYTES} UTF-8 bytes, no control characters"
+            )
+        if self.settings.kind == "cross_silo" and client not in self.settings.members:
+            return Refused("not_a_member", "only named members take part")
+        return None
+
+    def _admitted(self, header: Header, entry: Entry, client: str, *, repeated: bool) -> Admitted:
+        if self.settings.mode == "buffered":
+            until = entry.started_at + self.settings.update_model_time_window_s
+        else:
+            until = header.opened_at + self.settings.global_iteration_time_window_s
+        return Admitted(
+            entry.iteration, entry.version, self.tickets.issue(client, entry.iteration), until, repeated
+        )
+
+    def _not_yet(self, header: Header, draw: float, reason: WaitReason, detail: str = "") -> NotYet:
+        return NotYet(self._come_back(header, draw), reason, detail)
+
+    def _refuse(self, header: Header, draw: float, code: RefusalCode, reason: str) -> Refused:
+        over = header.phase is Phase.FINISHED
+        return Refused(code, reason, None if over else self._come_back(header, draw))
+
+    def _come_back(self, header: Header, draw: float) -> float:
+        """When asking again is likely of use: the end of the iteration as far as the last one tells, within the
+        bounds set, spread by a quarter of the wait so that not all come at once."""
+        settings, now = self.settings, header.clock
+        if header.phase is Phase.STARTING and header.starts:
+            missing = settings.thresholds.starts_close - header.starts
+            wait_s = (now - header.opened_at) * missing / header.starts
+        elif header.phase is Phase.AGGREGATING or header.opened_at is None:
+            wait_s = settings.come_back_min_s
+        else:
+            wait_s = header.opened_at + header.took_s - now
+        ends = self.deadline(header)
+        if ends is not None:
+            wait_s = min(wait_s, ends - now)
+        wait_s = min(max(wait_s, settings.come_back_min_s), settings.come_back_max_s)
+        return now + wait_s * (1.0 + draw / 4.0)
+
+
+def valid_id(client: str) -> bool:
+    """Whether ``client`` is an id: 1 to 256 UTF-8 bytes, no control characters."""
+    try:
+        size = len(client.encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return 1 <= size <= MOST_ID_BYTES and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in client)

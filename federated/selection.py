@@ -1,0 +1,231 @@
+"""Who may train: rules that look at one client at a time, by name, so that no list of the population is needed.
+
+A server asks ``judge`` for a client that knocks; the simulator asks ``mask`` for many at once: the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Flags = npt.NDArray[np.bool_]
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device says of itself. ``battery`` is in [0, 1], ``compute`` in examples per second of training,
+    ``bandwidth`` in bytes per second up, ``examples`` what it would train on. It may lie: nothing but its own
+    chance to train depends on it."""
+
+    battery: float = 1.0
+    charging: bool = True
+    unmetered: bool = True
+    idle: bool = True
+    compute: float = math.inf
+    bandwidth: float = math.inf
+    examples: int = 0
+
+
+class SelectionRefused(ValueError):
+    """An unknown rule of selection, or options that make no sense."""
+
+
+class Selection(Protocol):
+    """A rule of selection; ``window`` is how many past iterations it must know of a client."""
+
+    name: ClassVar[str]
+
+    @property
+    def window(self) -> int: ...
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        """Empty when the client may train, else why not. ``draw`` is uniform in [0, 1), ``recent`` counts in how
+        many of the last ``window`` iterations the client took part."""
+        ...
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        """The same for columns of N clients: ``facts`` by the names of DeviceFacts (a missing column means the
+        default), ``draws`` ``[N]``, ``recent`` ``[N]``; gives ``[N]``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Everyone:
+    """Whoever comes."""
+
+    name: ClassVar[str] = "everyone"
+    window: int = 0
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        return ""
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        return np.ones(len(draws), np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Each knock is let in with probability ``share``, so that not always the same are first."""
+
+    name: ClassVar[str] = "random"
+    share: float = 0.1
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise SelectionRefused(f"random: share must be in (0, 1], not {self.share}")
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        return "" if draw < self.share else "not drawn this time"
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        flags: Flags = draws < self.share
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Devices that training does not disturb: enough battery, and as asked charging, unmetered and idle."""
+
+    name: ClassVar[str] = "eligible"
+    battery: float = 0.3
+    charging: bool = True
+    unmetered: bool = True
+    idle: bool = True
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.battery <= 1:
+            raise SelectionRefused(f"eligible: battery must be in [0, 1], not {self.battery}")
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        if not facts.battery >= self.battery:
+            return f"battery below {self.battery:.0%}"
+        for name in ("charging", "unmetered", "idle"):
+            if getattr(self, name) and not getattr(facts, name):
+                return f"not {name}"
+        return ""
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        flags = _column(facts, "battery", len(draws)) >= self.battery
+        for name in ("charging", "unmetered", "idle"):
+            if getattr(self, name):
+                flags = flags & _column(facts, name, len(draws)).astype(np.bool_)
+        return np.asarray(flags, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Devices that can make the deadline: training at their speed and uploading at their bandwidth takes at most
+    ``deadline_s``. ``examples`` is the local work in examples (0: what the device says it holds), ``upload_bytes``
+    the size of an update (after FedCS, Nishio and Yonetani 2019)."""
+
+    name: ClassVar[str] = "capability"
+    deadline_s: float = 60.0
+    examples: int = 0
+    upload_bytes: int = 0
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.deadline_s > 0 or self.examples < 0 or self.upload_bytes < 0:
+            raise SelectionRefused(
+                f"capability: deadline_s must be positive, the rest not negative, not {self}"
+            )
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        if not (facts.compute > 0 and facts.bandwidth > 0):
+            return "no speed"
+        took_s = (self.examples or facts.examples) / facts.compute + self.upload_bytes / facts.bandwidth
+        return (
+            ""
+            if took_s <= self.deadline_s
+            else f"would take {took_s:.0f} s, the deadline is {self.deadline_s:g} s"
+        )
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        compute, bandwidth = (
+            _column(facts, name, len(draws)).astype(np.float64) for name in ("compute", "bandwidth")
+        )
+        work = self.examples or _column(facts, "examples", len(draws)).astype(np.float64)
+        able = (compute > 0) & (bandwidth > 0)
+        took_s = work / np.where(able, compute, 1.0) + self.upload_bytes / np.where(able, bandwidth, 1.0)
+        return np.asarray(able & (took_s <= self.deadline_s), np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessCap:
+    """At most ``most`` of the last ``window`` iterations for any client, so that the model is not that of the few
+    who are always there. The servers count from the entries of those iterations: memory follows the cohort."""
+
+    name: ClassVar[str] = "fairness"
+    most: int = 1
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or not 1 <= self.window <= 64:
+            raise SelectionRefused(f"fairness: most must be at least 1 and window in [1, 64], not {self}")
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        return "" if recent < self.most else f"took part in {recent} of the last {self.window} iterations"
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        flags: Flags = recent < self.most
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Several rules, all of which must let a client in."""
+
+    name: ClassVar[str] = "all"
+    rules: tuple[Selection, ...] = ()
+
+    @property
+    def window(self) -> int:
+        return max((rule.window for rule in self.rules), default=0)
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        return next((why for rule in self.rules if (why := rule.judge(facts, draw, recent))), "")
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        flags = np.ones(len(draws), np.bool_)
+        for rule in self.rules:
+            flags &= rule.mask(facts, draws, recent)
+        return flags
+
+
+RULES: Mapping[str, type[Selection]] = {
+    rule.name: rule for rule in (Everyone, Random, Eligible, Capability, FairnessCap)
+}
+
+
+def make_selection(name: str, **options: float | int | bool) -> Selection:
+    """The rule called ``name`` with ``options``; several joined by "+" get the options that each knows.
+
+    Raises SelectionRefused on an unknown rule or option.
+    """
+    names = [part.strip() for part in name.split("+")]
+    unknown = [part for part in names if part not in RULES]
+    if unknown or len(set(names)) != len(names):
+        raise SelectionRefused(
+            f"unknown or repeated selection {name!r}; known: {', '.join(RULES)}, joined by +"
+        )
+    left = set(options)
+    rules = []
+    for part in names:
+        known = {field.name for field in fields(RULES[part])} & set(options)  # type: ignore[arg-type]
+        left -= known
+        rules.append(RULES[part](**{option: options[option] for option in known}))
+    if left:
+        raise SelectionRefused(f"selection {name!r} has no option {', '.join(sorted(left))}")
+    return rules[0] if len(rules) == 1 else AllOf(tuple(rules))
+
+
+def _column(facts: Columns, name: str, rows: int) -> npt.NDArray[Any]:
+    return facts[name] if name in facts else np.full(rows, getattr(DeviceFacts(), name))
