@@ -79,8 +79,8 @@ class Token:
 class Contents:
     """One shard of one model, at rest or between two steps.
 
-    ``writer``: the id of this start of this server, uint32, never used before; it is the shard's incarnation. 0:
-    somebody else takes the steps, and this one applies them, until it ``lead``s.
+    ``writer``: the id of this start of this server, uint32, never used before. 0: somebody else takes the steps, and
+    this one applies them, until it ``lead``s.
     ``change_capacity``: changes that each table remembers; a reader further behind costs a scan.
     ``max_rows``: bound on each table's rows; ``max_graves`` on its tombstones. ``fingerprint``: of the feature
     schema, kept in snapshots. ``on_delta`` is told every step taken here. ``stateless``: rows have no optimiser
@@ -147,8 +147,8 @@ class Contents:
 
     @property
     def incarnation(self) -> int:
-        """Changes with every start and every owner: cursors and clients notice by it."""
-        return self.writer
+        """Changes with every start and every owner: cursors, tokens and clients notice by it."""
+        return self._start << 32 | self.writer
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
@@ -192,7 +192,7 @@ class Contents:
     @property
     def token(self) -> Token:
         """Changes whenever rows or knowledge do."""
-        return Token(self._start << 32 | self.writer, self._sequence)
+        return Token(self.incarnation, self._sequence)
 
     def known(self, knowledge: Mapping[int, int] | None = None, retired: int | None = None) -> Known:
         """What this replica, or another with ``knowledge``, knows, as it is compared with versions."""

@@ -23,8 +23,8 @@ READ = st.tuples(st.just("read"), st.integers(1, 15), st.just(()))
 RESTART = st.tuples(st.just("restart"), st.just(0), st.just(()))
 
 
-def make(capacity: int, writer: int = 1) -> Shard:
-    return Shard(0, SPECS, writer, HybridClock(lambda: 0), change_capacity=capacity)
+def make(capacity: int, writer: int = 1, started_us: int = 0) -> Shard:
+    return Shard(0, SPECS, writer, HybridClock(lambda: started_us), change_capacity=capacity)
 
 
 def write(shard: Shard, offset: int, table: str, keys: list[int]) -> None:
@@ -142,6 +142,18 @@ def test_a_cursor_of_another_incarnation_or_from_nowhere_starts_over(cursor: Cur
     changes = shard.changes(cursor, NAMES, 10)
     assert changes.reset
     assert changes.parts["a"][0].tolist() == [1, 2]
+
+
+def test_a_cursor_of_an_earlier_start_under_the_same_writer_starts_over() -> None:
+    """Coordination began anew, and the folder is older: the writer's id and the numbers come for a second time."""
+    before, again = make(100, 7, 1_000_000), make(100, 7, 1_001_000)
+    write(before, 0, "a", [1, 2])
+    cursor = before.changes(Cursor(), NAMES, 10).cursor
+    write(again, 0, "a", [8, 9])
+    assert (before.writer, before.cursor().sequence) == (again.writer, again.cursor().sequence)
+    changes = again.changes(cursor, NAMES, 10)
+    assert (changes.reset, changes.complete) == (True, True)
+    assert changes.parts["a"][0].tolist() == [8, 9]
 
 
 def test_the_ring_reaches_back_as_far_as_it_says() -> None:
