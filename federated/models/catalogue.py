@@ -1,0 +1,38 @@
+"""Models by name, as a job's file names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from federated.models.model import Model
+from federated.models.perceptron import Perceptron, softmax_regression
+from federated.models.text import NextCharacter
+
+
+def _perceptron(features: int, classes: int, hidden: int | Sequence[int] = (64,)) -> Model:
+    return Perceptron(features, (hidden,) if isinstance(hidden, int) else tuple(hidden), classes)
+
+
+def _softmax(features: int, classes: int) -> Model:
+    return softmax_regression(features, classes)
+
+
+def _text(features: int, classes: int, embedding: int = 8, hidden: int = 64) -> Model:
+    return NextCharacter(classes, features, embedding, hidden)
+
+
+MODELS: dict[str, Callable[..., Model]] = {"perceptron": _perceptron, "softmax": _softmax, "text": _text}
+
+
+def make_model(name: str, *, features: int, classes: int, **options: object) -> Model:
+    """The model ``name`` for rows of F features (for text: of F characters) and C classes (characters).
+
+    ``options`` are the model's own: ``hidden`` (a width, or several for a perceptron), ``embedding``. Raises ValueError
+    for an unknown name or option.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model {name!r} is none of {', '.join(sorted(MODELS))}")
+    try:
+        return MODELS[name](features=features, classes=classes, **options)
+    except TypeError as error:
+        raise ValueError(f"model {name}: {error}") from error
