@@ -1,5 +1,8 @@
 """Federated rounds as a pure machine: servers, the simulator and tests drive the same transitions."""
 
+from federated.rounds.aggregation import Task, Work
+from federated.rounds.desk import Desk, JobUnknown
+from federated.rounds.keys import Keys
 from federated.rounds.machine import Decision, Rounds, valid_id
 from federated.rounds.messages import (
     Accepted,
@@ -25,10 +28,13 @@ __all__ = [
     "Admitted",
     "Closed",
     "Decision",
+    "Desk",
     "Entry",
     "Event",
     "Finished",
     "Header",
+    "JobUnknown",
+    "Keys",
     "MemoryStore",
     "NotYet",
     "Phase",
@@ -45,8 +51,10 @@ __all__ = [
     "StartRequest",
     "Store",
     "StoreUnavailable",
+    "Task",
     "Thresholds",
     "Tickets",
     "UploadRequest",
+    "Work",
     "valid_id",
 ]

@@ -8,9 +8,10 @@ shortens windows by what it is ahead, no more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from federated.rounds.lifecycle import Lifecycle
 from federated.rounds.messages import (
     Accepted,
     Admitted,
@@ -25,8 +26,8 @@ from federated.rounds.messages import (
     UploadRequest,
     WaitReason,
 )
-from federated.rounds.phases import Event, Phase, follow
-from federated.rounds.records import DIGEST_BYTES, FLIGHT_SLICES, Closed, Entry, Header, Slot
+from federated.rounds.phases import Event, Phase
+from federated.rounds.records import DIGEST_BYTES, Closed, Entry, Header, Slot
 from federated.rounds.settings import RoundSettings
 from federated.rounds.tickets import Tickets
 from federated.selection import Everyone, Selection
@@ -56,10 +57,19 @@ class Rounds:
     settings: RoundSettings
     tickets: Tickets
     selection: Selection = EVERYONE
+    life: Lifecycle = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "life", Lifecycle(self.settings))
 
     def init(self) -> Header:
         """The job before its first request."""
         return Header(_FIRST[self.settings.mode])
+
+    @property
+    def kept_iterations(self) -> int:
+        """How many iterations back a client's records are needed; two more are kept, for those under way."""
+        return max(self.settings.kept_iterations, self.selection.window)
 
     # Requests of clients.
 
@@ -76,7 +86,7 @@ class Rounds:
         decides random selection and spreads come-back times; ``recent`` counts its parts in the last
         ``selection.window`` iterations. Gives Admitted, NotYet, Finished or Refused; a repeat gets the same ticket.
         """
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         entry = entry if entry is not None and entry.iteration == header.iteration else None
         after, entry, reply = self._start(header, entry, request, draw, recent)
         return Decision(after, entry, reply, None, closed)
@@ -124,7 +134,7 @@ class Rounds:
             flights=flights,
         )
         if header.phase is Phase.STARTING and header.starts == self.settings.thresholds.starts_close:
-            header = self._begin_updates(header, Event.STARTS_FULL, now)
+            header = self.life.begin_updates(header, Event.STARTS_FULL, now)
         return header, entry, self._admitted(header, entry, client, repeated=False)
 
     def upload(
@@ -135,7 +145,7 @@ class Rounds:
 
         The body itself (shape, finiteness, magnitude) is for the caller to check before.
         """
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         refusal = self._unsound(header, entry, request, draw)
         if refusal is not None or entry is None:
             return Decision(header, entry, refusal, None, closed)
@@ -148,7 +158,7 @@ class Rounds:
         if reply is not None:
             return Decision(header, entry, reply, None, closed)
         after, entry, slot = self._count(header, entry, request)
-        after, more = self._close_full(after)
+        after, more = self.life.close_full(after)
         accepted = Accepted(request.iteration, self._come_back(after, draw))
         return Decision(after, entry, accepted, slot, closed + more)
 
@@ -164,7 +174,8 @@ class Rounds:
             return Refused("foreign_ticket", "the ticket is not this job's for that client and iteration")
         if request.iteration > header.iteration:
             return Refused("future_iteration", f"iteration {request.iteration} has not begun")
-        if entry is None or entry.iteration != request.iteration:
+        oldest = header.iteration - self.kept_iterations
+        if entry is None or entry.iteration != request.iteration or request.iteration < oldest:
             return self._refuse(header, draw, "late", f"iteration {request.iteration} is long over")
         if not 1 <= request.examples <= MOST_EXAMPLES or not 0 <= request.steps <= MOST_EXAMPLES:
             return Refused("bad_examples", f"{request.examples} examples in {request.steps} steps")
@@ -233,7 +244,7 @@ class Rounds:
                 else header.first_upload_at,
             )
         if buffered:
-            header = self._land(header, entry)
+            header = self.life.land(header, entry)
         return header, entry, slot
 
     def poll(
@@ -241,7 +252,7 @@ class Rounds:
     ) -> Decision:
         """A client asks where things stand; ``entry`` is its part in ``request.iteration``. Gives Standing, or
         Finished to a client that waits for nothing more."""
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         entry = entry if entry is not None and entry.iteration == request.iteration else None
         if header.phase is Phase.FINISHED:
             return Decision(header, entry, Finished(header.iteration, header.version), None, closed)
@@ -255,183 +266,47 @@ class Rounds:
 
     def tick(self, header: Header, now: float) -> Decision | None:
         """Apply the windows that have run out by ``now``; None when none has."""
-        settled, closed = self._settle(header, now)
+        settled, closed = self.life.settle(header, now)
         return Decision(settled, closed=closed) if closed or settled.phase is not header.phase else None
 
-    def deadline(self, header: Header) -> float | None:
-        """When the phase ends if nothing more happens, or None when no window is open."""
-        settings = self.settings
-        if header.phase is Phase.AGGREGATING:
-            return header.phase_at + settings.aggregation_time_window_s
-        if header.opened_at is None or header.phase in (Phase.STOPPED, Phase.FINISHED):
-            return None
-        ends = header.opened_at + settings.global_iteration_time_window_s
-        if header.phase is Phase.STARTING:
-            ends = min(ends, header.opened_at + settings.start_fl_job_time_window_s)
-        elif header.phase is Phase.UPDATING and header.first_upload_at is not None:
-            ends = min(ends, header.first_upload_at + settings.update_model_time_window_s)
-        return ends
-
-    def aggregated(self, header: Header, iteration: int, now: float) -> Decision:
+    def aggregated(self, header: Header, iteration: int, now: float, attempt: int = 0) -> Decision:
         """The new model of ``iteration`` is stored: the version rises and the next iteration begins. Anything but
         the iteration that is being aggregated changes nothing (no ``closed``): it was done before, or given up."""
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         if header.phase is not Phase.AGGREGATING or header.iteration != iteration:
             return Decision(header, closed=closed)
-        header = replace(
-            header, version=header.version + 1, took_s=max(header.clock - header.opened_at, 1e-9)
-        )
-        header, more = self._end(header, Event.AGGREGATED, header.clock)
+        took_s = max(header.clock - header.began, 1e-9)
+        header = replace(header, version=header.version + 1, attempt=attempt, took_s=took_s)
+        header, more = self.life.end(header, Event.AGGREGATED, header.clock)
         return Decision(header, closed=closed + more)
 
     def aggregation_failed(self, header: Header, iteration: int, now: float) -> Decision:
         """Summing ``iteration`` was tried as often as allowed: it is invalid, and the next begins."""
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         if header.phase is not Phase.AGGREGATING or header.iteration != iteration:
             return Decision(header, closed=closed)
-        header, more = self._end(header, Event.AGGREGATION_FAILED, header.clock)
+        header, more = self.life.end(header, Event.AGGREGATION_FAILED, header.clock)
         return Decision(header, closed=closed + more)
 
     def stop(self, header: Header, now: float) -> Decision:
         """Stop the job: an iteration that clients are in is invalid, one that is being aggregated is finished
         first. A stopped or finished job stays as it is."""
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         if header.phase in (Phase.STOPPED, Phase.FINISHED):
             return Decision(header, closed=closed)
         header = replace(header, stop_wanted=True)
         if header.phase is Phase.AGGREGATING:
             return Decision(header, closed=closed)
-        header, more = self._end(header, Event.STOP, header.clock)
+        header, more = self.life.end(header, Event.STOP, header.clock)
         return Decision(header, closed=closed + more)
 
     def resume(self, header: Header, now: float) -> Decision:
         """Let a stopped job go on with its next iteration; withdraws a stop that has not happened yet."""
-        header, closed = self._settle(header, now)
+        header, closed = self.life.settle(header, now)
         header = replace(header, stop_wanted=False)
         if header.phase is Phase.STOPPED:
-            header = self._enter(header, self._next_event(), header.phase, header.clock)
+            header = self.life.enter(header, self.life.next_event(), header.phase, header.clock)
         return Decision(header, closed=closed)
-
-    # Phases.
-
-    def _settle(self, header: Header, now: float) -> tuple[Header, tuple[Closed, ...]]:
-        """The header at ``now``: the clock moved on, windows that ran out applied at the time they did."""
-        if not math.isfinite(now):
-            raise ValueError(f"no time: {now}")
-        closed: tuple[Closed, ...] = ()
-        while (ends := self.deadline(header)) is not None and ends <= now:
-            header, more = self._window_ended(header, ends)
-            closed += more
-        if now > header.clock:
-            header = replace(header, clock=now)
-        if self.settings.mode == "buffered":
-            header = self._age_flights(header)
-        return header, closed
-
-    def _window_ended(self, header: Header, ends: float) -> tuple[Header, tuple[Closed, ...]]:
-        thresholds, settings = self.settings.thresholds, self.settings
-        header = replace(header, clock=max(header.clock, ends))
-        if header.phase is Phase.AGGREGATING:
-            return self._end(header, Event.AGGREGATION_WINDOW, ends)
-        if header.phase is Phase.BUFFERING and header.uploads >= thresholds.uploads_floor:
-            return self._aggregate(header, Event.UPLOADS_ENOUGH, ends), ()
-        if header.phase is Phase.UPDATING and header.uploads >= thresholds.uploads_floor:
-            return self._aggregate(header, Event.UPLOADS_ENOUGH, ends), ()
-        if ends >= header.opened_at + settings.global_iteration_time_window_s:
-            return self._end(header, Event.GLOBAL_WINDOW, ends)
-        if header.phase is Phase.UPDATING:
-            return self._end(header, Event.TOO_FEW_UPLOADS, ends)
-        if header.starts < thresholds.starts_floor:
-            return self._end(header, Event.TOO_FEW_STARTS, ends)
-        return self._close_full(self._begin_updates(header, Event.STARTS_ENOUGH, ends))
-
-    def _begin_updates(self, header: Header, event: Event, at: float) -> Header:
-        phase = follow(header.phase, event)
-        assert phase is not None
-        # Early uploads have opened the update window as soon as there is one.
-        return replace(header, phase=phase, phase_at=at, first_upload_at=at if header.uploads else None)
-
-    def _close_full(self, header: Header) -> tuple[Header, tuple[Closed, ...]]:
-        if header.phase is Phase.AGGREGATING:
-            return header, ()
-        needed = self.settings.thresholds.uploads_close
-        if self.settings.kind == "cross_silo" and header.phase is Phase.UPDATING:
-            needed = header.starts  # who is absent by rule is not waited for
-        if header.uploads >= needed:
-            return self._aggregate(header, Event.UPLOADS_FULL, header.clock), ()
-        return header, ()
-
-    def _aggregate(self, header: Header, event: Event, at: float) -> Header:
-        phase = follow(header.phase, event)
-        assert phase is not None
-        return replace(header, phase=phase, phase_at=at)
-
-    def _end(self, header: Header, event: Event, at: float) -> tuple[Header, tuple[Closed, ...]]:
-        """The iteration is over. One that nobody took part in leaves no trace and is not counted."""
-        assert follow(header.phase, event) is None
-        valid = event is Event.AGGREGATED
-        if event is Event.STOP and header.opened_at is None:
-            return self._enter(header, Event.STOP, None, at), ()
-        closed = Closed(
-            header.iteration,
-            header.version,
-            valid,
-            event,
-            header.starts,
-            header.uploads,
-            header.opened_at,
-            at,
-        )
-        header = replace(
-            header,
-            iteration=header.iteration + 1,
-            valid=header.valid + valid,
-            invalid=header.invalid + (not valid),
-        )
-        if header.iteration > self.settings.fl_iteration_num:
-            header = replace(header, iteration=self.settings.fl_iteration_num)
-            return self._enter(header, Event.LAST, None, at), (closed,)
-        if header.stop_wanted:
-            return self._enter(header, Event.STOP, None, at), (closed,)
-        return self._enter(header, self._next_event(), None, at), (closed,)
-
-    def _enter(self, header: Header, event: Event, source: Phase | None, at: float) -> Header:
-        phase = follow(source, event)
-        assert phase is not None
-        carried = header.next_uploads if phase is Phase.BUFFERING else 0
-        header = replace(
-            header, phase=phase, phase_at=at, opened_at=at if carried else None, first_upload_at=at if carried else None,
-            starts=0, uploads=carried, next_uploads=header.next_uploads - carried,
-            stop_wanted=header.stop_wanted and phase is not Phase.STOPPED,
-        )  # fmt: skip
-        if phase is Phase.BUFFERING and carried >= self.settings.buffer_size:
-            return self._aggregate(header, Event.UPLOADS_FULL, at)
-        return header
-
-    def _next_event(self) -> Event:
-        return Event.NEXT_BUFFERED if self.settings.mode == "buffered" else Event.NEXT_SYNCHRONOUS
-
-    # Clients in training, in buffered mode: counted by slice of time, so that those who never return are forgotten.
-
-    def _slice_of(self, time: float) -> int:
-        return math.floor(time / (self.settings.update_model_time_window_s / FLIGHT_SLICES))
-
-    def _age_flights(self, header: Header) -> Header:
-        newest = self._slice_of(header.clock)
-        passed = newest - header.flight_slice
-        if passed <= 0:
-            return header
-        kept = header.flights[passed:] if passed < len(header.flights) else ()
-        flights = kept + (0,) * (len(header.flights) - len(kept))
-        return replace(header, flights=flights, flight_slice=newest)
-
-    def _land(self, header: Header, entry: Entry) -> Header:
-        place = self._slice_of(entry.started_at) - header.flight_slice - 1
-        if not -len(header.flights) <= place < 0 or header.flights[place] == 0:
-            return header
-        flights = list(header.flights)
-        flights[place] -= 1
-        return replace(header, flights=tuple(flights))
 
     # Replies.
 
@@ -448,7 +323,7 @@ class Rounds:
         if self.settings.mode == "buffered":
             until = entry.started_at + self.settings.update_model_time_window_s
         else:
-            until = header.opened_at + self.settings.global_iteration_time_window_s
+            until = header.began + self.settings.global_iteration_time_window_s
         return Admitted(
             entry.iteration, entry.version, self.tickets.issue(client, entry.iteration), until, repeated
         )
@@ -466,12 +341,14 @@ class Rounds:
         settings, now = self.settings, header.clock
         if header.phase is Phase.STARTING and header.starts:
             missing = settings.thresholds.starts_close - header.starts
-            wait_s = (now - header.opened_at) * missing / header.starts
+            wait_s = (now - header.began) * missing / header.starts
         elif header.phase is Phase.AGGREGATING or header.opened_at is None:
             wait_s = settings.come_back_min_s
         else:
-            wait_s = header.opened_at + header.took_s - now
-        ends = self.deadline(header)
+            # Longer than the last one took, or the first of all: half as long again as it has lasted.
+            expected_s, lasted_s = header.took_s, now - header.opened_at
+            wait_s = expected_s - lasted_s if expected_s > lasted_s else lasted_s / 2
+        ends = self.life.deadline(header)
         if ends is not None:
             wait_s = min(wait_s, ends - now)
         wait_s = min(max(wait_s, settings.come_back_min_s), settings.come_back_max_s)

@@ -24,11 +24,12 @@ class RecordRefused(ValueError):
 class Header:
     """A job's state: counters only.
 
-    ``iteration`` counts from 1, valid or not; ``version`` counts aggregated models, 0 before the first.
-    ``clock`` is the latest time that any server brought: earlier times count as this one. ``opened_at``
-    (first request) and ``first_upload_at`` are None before they happen, ``phase_at`` is the phase's start.
-    ``next_uploads`` counts for the buffer after the one being aggregated. ``flights`` counts clients in training by the slice of time in which
-    they started, the newest (``flight_slice``) last. ``took_s`` is how long the last valid iteration took.
+    ``iteration`` counts from 1, valid or not; ``version`` counts aggregated models, 0 before the first. ``clock`` is
+    the latest time that any server brought: earlier times count as this one. ``opened_at`` (first request) and
+    ``first_upload_at`` are None before they happen, ``phase_at`` is the phase's start. ``next_uploads`` counts for
+    the buffer after the one being aggregated. ``flights`` counts clients in training by the slice of time in which
+    they started, the newest (``flight_slice``) last. ``took_s`` is how long the last valid iteration took,
+    ``attempt`` which attempt at its aggregation made the model of ``version``.
     """
 
     phase: Phase
@@ -47,6 +48,12 @@ class Header:
     valid: int = 0
     invalid: int = 0
     stop_wanted: bool = False
+    attempt: int = 0
+
+    @property
+    def began(self) -> float:
+        """When the iteration had its first request; the clock before it."""
+        return self.clock if self.opened_at is None else self.opened_at
 
     @property
     def in_flight(self) -> int:
