@@ -89,14 +89,22 @@ def read_declarations(store: Coordination) -> list[Declaration]:
     return [decode_declaration(entry.value) for entry in store.scan(PREFIX)]
 
 
-def settle_declaration(store: Coordination, declaration: Declaration) -> None:
-    """Write ``declaration`` unless the model is declared already. Raises ModelMismatch if otherwise."""
+def settle_declaration(store: Coordination, declaration: Declaration) -> bool:
+    """Write ``declaration`` unless the model is declared already; whether it was not. Raises ModelMismatch if it is
+    declared otherwise."""
     try:
         store.put(PREFIX + declaration.model, encode_declaration(declaration), expect_revision=0)
     except Conflict:
         found = read_declaration(store, declaration.model)
         if found is not None:
             require_same(found, declaration)
+        return False
+    return True
+
+
+def withdraw_declaration(store: Coordination, model: str) -> None:
+    """Undo what ``settle_declaration`` wrote."""
+    store.delete(PREFIX + model)
 
 
 def require_same(declared: Declaration, wanted: Declaration) -> None:

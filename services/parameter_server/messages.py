@@ -53,9 +53,12 @@ class ShardMarks(Wire):
 
 
 class DeclareRequest(Wire):
-    """``declaration``: see ``declarations.py``."""
+    """``declaration``: see ``declarations.py``. ``via``: the regions that it came through, in whose stores it is or
+    will be. ``again``: this region has it in its store already, and a server did not know of it."""
 
     declaration: bytes
+    via: list[str] = msgspec.field(default_factory=list)
+    again: bool = False
 
 
 class Done(Wire):

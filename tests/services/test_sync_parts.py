@@ -15,7 +15,13 @@ from support.service_process import eventually
 
 from services.coordination.contract import CoordinationError
 from services.coordination.sqlite import SqliteCoordination
-from services.parameter_server.declarations import Declaration, digest_of, read_declaration
+from services.parameter_server.declarations import (
+    Declaration,
+    digest_of,
+    read_declaration,
+    settle_declaration,
+    withdraw_declaration,
+)
 from services.parameter_server.handlers import Rejected
 from services.parameter_server.messages import Part, PushRequest
 from services.parameter_server.syncing import declaring
@@ -197,6 +203,22 @@ class TestDeclarer:
             declarer.settle(other)
             eventually(lambda: read_declaration(store, "other") == other)
             assert read_declaration(store, "main") == DECLARATION
+        finally:
+            declarer.close()
+            store.close()
+
+    def test_a_declaration_that_is_taken_back_makes_room(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(declaring, "RETRY_S", 0.2)
+        store = Flaky(tmp_path / "coordination.db")
+        store.failures = 0
+        assert settle_declaration(store, Declaration("main", "fp-2", DECLARATION.tables))
+        declarer = Declarer(store)
+        try:
+            declarer.settle(DECLARATION)
+            withdraw_declaration(store, "main")
+            eventually(lambda: read_declaration(store, "main") == DECLARATION)
         finally:
             declarer.close()
             store.close()

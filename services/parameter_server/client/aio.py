@@ -298,7 +298,7 @@ class AsyncParameterClient:
     async def _declare_again(self, server: str) -> None:
         """Tell a server of every model that this client knows: it started before they were declared."""
         for declaration in self._directory.declarations():
-            outgoing = operations.declare([server], declaration).requests[server]
+            outgoing = operations.declare([server], declaration, again=True).requests[server]
             try:
                 await self._rpc.call(self._directory.address(server), outgoing, RESEND_S)
             except (NoAnswer, QueueFull) as error:

@@ -27,12 +27,13 @@ from services.parameter_server.client.retries import (
     pause_s,
 )
 from services.parameter_server.client.routing import Route
-from services.parameter_server.declarations import Declaration, settle_declaration
+from services.parameter_server.declarations import Declaration, settle_declaration, withdraw_declaration
 from services.parameter_server.types import (
     Applied,
     Bound,
     DenseSnapshot,
     Keys,
+    ModelMismatch,
     ParametersUnavailable,
     Pulled,
     PushReply,
@@ -87,8 +88,15 @@ class ParameterClient:
         """Make ``model`` known to all servers. Idempotent; other tables or another schema fingerprint than
         the first time raise ModelMismatch naming both."""
         declaration = Declaration(model, fingerprint, tuple(specs))
-        settle_declaration(self._directory.coordination, declaration)
-        self._run("declare", lambda: operations.declare(self._directory.servers(), declaration))
+        store = self._directory.coordination
+        is_new = settle_declaration(store, declaration)
+        try:
+            self._run("declare", lambda: operations.declare(self._directory.servers(), declaration))
+        except ModelMismatch:
+            if is_new:
+                # The region that writes it has it otherwise, and this one has to be able to follow.
+                withdraw_declaration(store, model)
+            raise
 
     def pull(
         self, model: str, keys: Mapping[str, Keys], *, followers: bool | None = None, unasked: bool = True
@@ -265,7 +273,7 @@ class ParameterClient:
     def _declare_again(self, server: str, address: str) -> None:
         """Tell a server of every model that this client knows: it started before they were declared."""
         for declaration in self._directory.declarations():
-            outgoing = operations.declare([server], declaration).requests[server]
+            outgoing = operations.declare([server], declaration, again=True).requests[server]
             self._rpc.exchange({address: outgoing}, RESEND_S)
 
     def _pause(self, attempt: int, deadline: float) -> None:

@@ -244,9 +244,10 @@ def publish(route: Route, table: str) -> Operation[int]:
     return Operation("publish", {server: Outgoing("publish", body)}, merge)
 
 
-def declare(servers: Sequence[str], declaration: Declaration) -> Operation[None]:
+def declare(servers: Sequence[str], declaration: Declaration, *, again: bool = False) -> Operation[None]:
     """Make a model known to ``servers``."""
-    outgoing = Outgoing("declare", wire.pack(wire.DeclareRequest(encode_declaration(declaration))))
+    request = wire.DeclareRequest(encode_declaration(declaration), again=again)
+    outgoing = Outgoing("declare", wire.pack(request))
     return Operation("declare", dict.fromkeys(servers, outgoing), lambda _: None)
 
 

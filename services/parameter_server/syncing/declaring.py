@@ -15,6 +15,8 @@ from services.parameter_server.declarations import Declaration, settle_declarati
 from services.parameter_server.types import ModelMismatch
 
 RETRY_S: Final = 1.0
+MISMATCHES: Final = 2
+"""How often it is tried again where the store has another declaration."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,16 +43,21 @@ class Declarer:
     def _run(self) -> None:
         while not self._closing.is_set():
             declaration = self._queue.get()
-            while declaration is not None and not self._written(declaration):
+            tries = 0
+            while declaration is not None and not self._written(declaration, tries):
+                tries += 1
                 if self._closing.wait(RETRY_S):
                     return
 
-    def _written(self, declaration: Declaration) -> bool:
+    def _written(self, declaration: Declaration, tries: int) -> bool:
         try:
             settle_declaration(self._store, declaration)
         except CoordinationError as error:
             _log.warning("model %s cannot be declared in this region now: %s", declaration.model, error)
             return False
         except ModelMismatch as error:
+            if tries < MISMATCHES:
+                # A client whose declaration is being refused elsewhere takes it back.
+                return False
             _log.error("this region declared model %s otherwise: %s", declaration.model, error)
         return True

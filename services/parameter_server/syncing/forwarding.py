@@ -1,4 +1,4 @@
-"""Pushes to shards that another region writes: they go there, and the answer is the owner's.
+"""Pushes to shards that another region writes: they go there, and the answer is the owner's. So do declarations.
 
 A push may be for several shards, of which some are written here and the others are led by several servers there. Each
 server gets its share; what all of them answer goes back as one answer.
@@ -6,8 +6,10 @@ server gets its share; what all of them answer goes back as one answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 
 from services.parameter_server import messages as wire
 from services.parameter_server.acknowledging import Answers
+from services.parameter_server.declarations import Declaration, decode_declaration
 from services.parameter_server.handlers import Rejected, guarded
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.upstream import Upstream
@@ -23,11 +26,17 @@ from services.rpc.codec import Array, Failure, Reply
 from services.rpc.errors import RpcError
 from services.rpc.server import BUSY, Call
 
-FORWARDED: Final = frozenset(("push", "applied", "publish"))
+FORWARDED: Final = frozenset(("push", "applied", "publish", "declare"))
 MAX_FORWARDED: Final = 1_024
 """Calls that wait for other regions at most."""
+TELL_S: Final = 2.0
+"""How long is waited for what nobody waits for."""
 MAX_HOPS: Final = 4
 """A push that passed so many regions goes round in circles: none of them writes the shard."""
+
+OF_THE_REST: Final = 0.75
+"""Which part of what a caller waits goes to an address that may be away, where an answer of another will do."""
+_log = logging.getLogger(__name__)
 
 Gather = Callable[[Sequence[bytes]], wire.Wire]
 
@@ -76,13 +85,15 @@ def _share(
 
 @dataclass(slots=True)
 class _Forwarded:
-    """A call whose shares are on their way. ``shards``: those that are written here and took their share."""
+    """A call whose shares are on their way. ``shards``: those that are written here and took their share.
+    ``one_suffices``: addresses that are away do not count as long as another answers."""
 
     call: Call
     waiting: int
     gather: Gather
     shards: Collection[int] = ()
     answers: list[bytes] = field(default_factory=list)
+    one_suffices: bool = False
     done: bool = False
 
 
@@ -95,7 +106,8 @@ class ForwardCounts:
 
 
 class Forwarding:
-    """``pushed`` sends answers once what they tell of the shards here is acknowledged."""
+    """``pushed`` sends answers once what they tell of the shards here is acknowledged. ``learn``: takes over what was
+    declared in another region than ``region``, this one."""
 
     def __init__(
         self,
@@ -104,10 +116,13 @@ class Forwarding:
         pushed: Callable[[Call, bytes, Collection[int]], None],
         answers: Answers,
         monotonic: Callable[[], float],
+        region: str,
+        learn: Callable[[Declaration], None],
     ) -> None:
         self.counts = ForwardCounts()
         self._host, self._upstreams, self._pushed = host, upstreams, pushed
         self._answers, self._monotonic = answers, monotonic
+        self._region, self._learn = region, learn
         self._waiting = 0
         self._incarnations: dict[tuple[str, int], tuple[str, int]] = {}
         """By model and shard, who answered for it last: address and incarnation."""
@@ -119,7 +134,8 @@ class Forwarding:
 
     def take(self, call: Call, refuse_local: Callable[[], str]) -> bool:
         """Forward a call that concerns another region's shards; False: it does not. Raises Rejected."""
-        if self._host.config.written is None or call.request.method not in FORWARDED:
+        method = call.request.method
+        if method not in FORWARDED or (self._host.config.written is None and method != "declare"):
             return False
         return guarded(lambda: self._take(call, refuse_local), call.request.method)
 
@@ -129,6 +145,8 @@ class Forwarding:
             return self._push(call, wire.unpack(body, wire.PushRequest), refuse_local)
         if call.request.method == "applied":
             return self._applied(call, wire.unpack(body, wire.AppliedRequest))
+        if call.request.method == "declare":
+            return self._declare(call, wire.unpack(body, wire.DeclareRequest))
         return self._publish(call, wire.unpack(body, wire.PublishRequest))
 
     def _push(self, call: Call, request: wire.PushRequest, refuse_local: Callable[[], str]) -> bool:
@@ -204,6 +222,54 @@ class Forwarding:
         self._send(call, {address: Outgoing("publish", wire.pack(asked))}, gather, ())
         return True
 
+    def _declare(self, call: Call, request: wire.DeclareRequest) -> bool:
+        """Whoever writes the shards has to know a model before anybody here learns of it."""
+        declaration = decode_declaration(request.declaration)
+        if declaration.model in self._host.models or request.again:
+            # What is declared otherwise here is refused before anybody else hears of it.
+            self._host.declare(declaration)
+        asked: list[Upstream] = []
+        if len(self._host.written) < self._host.config.shards and len(request.via) < MAX_HOPS:
+            asked = [one for one in self._upstreams if one.region not in request.via]
+        if not asked or self._region in request.via:
+            self._take_over(declaration, request)
+            return False
+        onward = wire.DeclareRequest(request.declaration, [*request.via, self._region])
+        outgoing = Outgoing("declare", wire.pack(onward))
+        if request.again:
+            # It may be for a reader, who is not to wait for another region.
+            self._tell(declaration.model, asked, outgoing)
+            return False
+
+        def gather(bodies: Sequence[bytes]) -> wire.Wire:
+            for body in filter(None, bodies):
+                wire.unpack(body, wire.Done)
+            guarded(lambda: self._take_over(declaration, request), "declare")
+            return wire.Done()
+
+        to = {one.address: outgoing for one in asked}
+        self._send(call, to, gather, (), one_suffices=True)
+        return True
+
+    def _take_over(self, declaration: Declaration, request: wire.DeclareRequest) -> None:
+        if request.via:
+            self._learn(declaration)
+        else:
+            self._host.declare(declaration)
+
+    def _tell(self, model: str, asked: Iterable[Upstream], outgoing: Outgoing) -> None:
+        """Declare it there, without waiting. Who needs it there asks for it again."""
+
+        def told(upstream: Upstream, answer: Reply | Failure | None) -> None:
+            if isinstance(answer, Failure) and answer.code != BUSY:
+                _log.error("model %s cannot be declared in %s: %s", model, _called(upstream), answer.message)
+
+        for upstream in asked:
+            try:
+                upstream.ask(outgoing, TELL_S, partial(told, upstream))
+            except RpcError as error:
+                _log.debug("model %s is not declared in %s now: %s", model, _called(upstream), error)
+
     def _targets(self, model: str, shards: Iterable[int], hops: int) -> dict[str, set[int]]:
         """By address, the shards that are to be asked for there. Raises Rejected."""
         if hops >= MAX_HOPS:
@@ -229,14 +295,22 @@ class Forwarding:
         return next((one for one in self._upstreams if one.serves((model, shard))), None)
 
     def _send(
-        self, call: Call, asked: Mapping[str, Outgoing], gather: Gather, shards: Collection[int]
+        self,
+        call: Call,
+        asked: Mapping[str, Outgoing],
+        gather: Gather,
+        shards: Collection[int],
+        *,
+        one_suffices: bool = False,
     ) -> None:
         if self._waiting >= MAX_FORWARDED:
             raise Rejected(BUSY, f"{MAX_FORWARDED} calls wait for other regions already")
-        forwarded = _Forwarded(call, len(asked), gather, shards, [b""] * len(asked))
+        forwarded = _Forwarded(call, len(asked), gather, shards, [b""] * len(asked), one_suffices)
         self._waiting += 1
         self.counts.forwarded_total += 1
         timeout_s = max(call.deadline_s - self._monotonic(), 0.001)
+        if one_suffices:
+            timeout_s *= OF_THE_REST
         by_address = {one.address: one for one in self._upstreams}
         for number, (address, outgoing) in enumerate(asked.items()):
             upstream = by_address[address]
@@ -249,12 +323,16 @@ class Forwarding:
             try:
                 upstream.ask(outgoing, timeout_s, answered)
             except RpcError as error:
-                self._fail(forwarded, BUSY, f"{_called(upstream)}: {error}")
+                self._answered(forwarded, number, upstream, Failure(0, BUSY, str(error)))
 
     def _answered(
         self, forwarded: _Forwarded, number: int, upstream: Upstream, answer: Reply | Failure | None
     ) -> None:
         if forwarded.done:
+            return
+        away = answer is None or (isinstance(answer, Failure) and answer.code == BUSY)
+        if away and forwarded.one_suffices and (forwarded.waiting > 1 or any(forwarded.answers)):
+            self._answer_came(forwarded, upstream)
             return
         if answer is None:
             self._fail(forwarded, BUSY, f"{_called(upstream)} does not answer")
@@ -265,6 +343,10 @@ class Forwarding:
             self._fail(forwarded, code, f"{_called(upstream)}: {answer.message}")
             return
         forwarded.answers[number] = answer.body
+        self._answer_came(forwarded, upstream)
+
+    def _answer_came(self, forwarded: _Forwarded, upstream: Upstream) -> None:
+        """From ``upstream``, or none will come: the last one ends the call."""
         forwarded.waiting -= 1
         if forwarded.waiting:
             return
@@ -276,6 +358,10 @@ class Forwarding:
             self._answers.fail(
                 forwarded.call, wire.INTERNAL, f"{_called(upstream)} answers nonsense: {error}"
             )
+            return
+        except Rejected as rejected:
+            self.counts.failed_total += 1
+            self._answers.fail(forwarded.call, rejected.code, rejected.message)
             return
         self._pushed(forwarded.call, body, forwarded.shards)
 

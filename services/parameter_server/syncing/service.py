@@ -110,6 +110,8 @@ class Syncing:
             lambda call, body, shards: pushed.answer(call, body, (), shards),
             pushed,
             self._clock.monotonic,
+            config.region,
+            self.learn,
         )
         host.owner_of = self.forwarding.owner_of
         self.rates = {upstream.address: (Rate(), Rate()) for upstream in self.upstreams}
