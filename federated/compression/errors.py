@@ -14,3 +14,7 @@ class UnsoundScheme(ValueError):
 
 class BodyRefused(ValueError):
     """A body that is malformed, cut short, too long, or of another scheme: the message says what is wrong."""
+
+
+class BaseUnknown(BodyRefused):
+    """A difference from a version that is not the one held: ask for the whole model."""
