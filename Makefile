@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+# Many tests wait for real processes: two at a time take little more than half the time of one.
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo up test lint check lock clean
@@ -25,8 +27,8 @@ demo: $(READY) ## import MovieLens-100K, learn from it through the real pipeline
 up: $(READY) ## start every process and keep running
 	$(BIN)/headwater up
 
-test: $(READY) ## run the whole test suite
-	$(BIN)/python -m pytest
+test: $(READY) ## run the whole test suite, JOBS=2 modules at a time
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(READY) ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
