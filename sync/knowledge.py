@@ -23,6 +23,8 @@ Writers = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.int32]
 
 NOTHING: Final[Knowledge] = {}
+MAX_WRITERS: Final = 65_536
+"""Writers in the knowledge of one shard: far more than any has before they are retired."""
 
 
 def joined(*vectors: Knowledge) -> dict[int, int]:

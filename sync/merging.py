@@ -12,7 +12,7 @@ from sync.clock import MAX_TIME
 from sync.contents import Contents
 from sync.errors import BadShape, ClockAhead
 from sync.index import KeyIndex
-from sync.knowledge import Known, newer
+from sync.knowledge import MAX_WRITERS, Known, newer
 from sync.optimisers import group
 from sync.records import Generation, Graves, Learned, Rows, Update
 
@@ -46,6 +46,9 @@ def check(here: Contents, update: Update) -> None:
             f"shard {here.shard_id}: a version is {(ahead - latest + here.max_ahead_us) / 1e6:.0f} s ahead of "
             "this clock; set the clocks right, or allow more (sync.max_clock_skew)"
         )
+    learned = {} if update.learned is None else update.learned.knowledge
+    if (writers := len(here.knowledge.keys() | learned.keys())) > MAX_WRITERS:
+        raise BadShape(f"shard {here.shard_id}: {writers} writers; {MAX_WRITERS} may be known at once")
     named: dict[str, list[Keys]] = {}
     for part in update.versioned:
         table = here.table(part.table)

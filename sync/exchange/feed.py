@@ -18,6 +18,8 @@ MAX_PULLS: Final = 64
 """Pulls of one stream that wait at most; a puller that sends more is not one of ours."""
 LEAST_SHARE: Final = 4_096
 """Bytes of a batch that a shard gets at least, if it gets any."""
+MAX_FED: Final = 256
+"""Shards of which a batch tells more than that there is news: to look for it takes its time for each."""
 
 
 class Feed:
@@ -95,14 +97,14 @@ class Feed:
         self, shards: Mapping[ShardName, Replica], ready: list[ShardName], room: int, now_s: float
     ) -> Iterator[Piece]:
         # Another shard begins each time, so that none waits for ever behind a large one.
-        self._turn += 1
+        self._turn += MAX_FED if len(ready) > MAX_FED else 1
         start = self._turn % max(1, len(ready))
         for waiting, name in enumerate(ready[start:] + ready[:start]):
-            if room <= 0:
+            if room <= 0 or waiting >= MAX_FED:
                 yield self._feeds[name].postponed(shards[name])
                 continue
             # Nor do the urgent rows of one shard wait for all of another.
-            share = max(room // (len(ready) - waiting), min(room, LEAST_SHARE))
+            share = max(room // (min(len(ready), MAX_FED) - waiting), min(room, LEAST_SHARE))
             for piece in self._feeds[name].pieces(shards[name], share, now_s):
                 room -= 32 + piece.update.nbytes
                 yield piece

@@ -11,14 +11,32 @@ last of which says what may be claimed from then on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
-from sync.knowledge import Knowledge
+from sync.knowledge import MAX_WRITERS, Knowledge
 from sync.records import Update
 from sync.replica import Token
 
 ShardName = tuple[str, int]
 """A model, and the number of one of its shards."""
+MAX_NAMES: Final = 1_024
+"""Shards that a pull wants, does not want any more, or says something of, at most of each: a source that hears it
+answers nobody else meanwhile. Who has more to say says it in several pulls."""
+MAX_ENTRIES: Final = MAX_WRITERS
+"""Writers in all vectors of a pull together; those of one shard always fit."""
+
+
+def fitting(vectors: Iterable[Knowledge], room: int) -> int:
+    """How many of ``vectors``, from the first on, a pull with ``room`` for so many entries may have."""
+    count = 0
+    for vector in vectors:
+        room -= len(vector)
+        if room < 0 or count == MAX_NAMES:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +60,7 @@ class Pull:
 
     ``budget``: its bytes, about. ``wait_s``: how long it may wait for something to tell. ``wants``: shards whose
     feeding begins, or begins anew; ``unwanted``: where it ends. ``held``: what the puller, and everybody who pulls
-    from it, is known to hold by now.
+    from it, is known to hold by now. Of each at most ``MAX_NAMES``, with ``MAX_ENTRIES`` in all vectors.
     """
 
     stream: int
@@ -52,6 +70,12 @@ class Pull:
     wants: tuple[Want, ...] = ()
     unwanted: tuple[ShardName, ...] = ()
     held: tuple[tuple[ShardName, Knowledge], ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """Writers in all its vectors."""
+        wanted = sum(len(want.knowledge) for want in self.wants)
+        return wanted + sum(len(vector) for _, vector in self.held)
 
     @property
     def nbytes(self) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from sync.errors import ClockAhead, PeerFault, TableFull, Unsettled
-from sync.exchange.messages import Batch, Piece, Pull, ShardName, Want
+from sync.exchange.messages import MAX_ENTRIES, MAX_NAMES, Batch, Piece, Pull, ShardName, Want, fitting
 from sync.exchange.pace import Pace
 from sync.knowledge import Knowledge
 from sync.records import Update, all_of
@@ -114,6 +115,8 @@ class Puller:
         self._retry_s = FIRST_RETRY_S
         self._not_before_s = 0.0
         self._report_s = 0.0
+        self._unreported: list[ShardName] = []
+        """Of what is held of these the source is still to be told."""
 
     @property
     def standings(self) -> dict[ShardName, Standing]:
@@ -126,7 +129,7 @@ class Puller:
             return None
         shards = self._wanted_shards(now_s)
         new = {name: replica for name, replica in shards.items() if not self._is_fed(name, replica)}
-        unwanted = tuple(name for name in self._having if name not in shards)
+        unwanted = tuple(name for name in self._having if name not in shards)[:MAX_NAMES]
         changed = bool(new or unwanted)
         # A new stream shows first that it is heard; its further pulls could otherwise arrive before it.
         window = self.pace.window if self._taken else 1
@@ -138,8 +141,10 @@ class Puller:
         self._open[self._asked] = now_s, budget, self.pace.pay(budget, now_s)
         for name in unwanted:
             del self._having[name]
-        wants = tuple(self._want(name, replica) for name, replica in new.items())
-        held = self._reported(now_s)
+        # What does not fit is still new at the next pull, which may go at once.
+        some = islice(new.items(), fitting((one.knowledge for one in new.values()), MAX_ENTRIES))
+        wants = tuple(self._want(name, replica) for name, replica in some)
+        held = self._reported(now_s, MAX_ENTRIES - sum(len(want.knowledge) for want in wants))
         # The first is answered at once: what is wanted a moment later must not wait behind it.
         wait_s = self._wait_s if self._taken else 0.0
         return Pull(self._stream, self._asked, budget, wait_s, wants, unwanted, held)
@@ -167,12 +172,18 @@ class Puller:
         _, token = self._tokens.get(name, (None, None))
         return Want(name, self._asked, dict(replica.knowledge), replica.horizon.retired, token)
 
-    def _reported(self, now_s: float) -> tuple[tuple[ShardName, Knowledge], ...]:
-        if now_s < self._report_s:
-            return ()
-        self._report_s = now_s + REPORT_S
+    def _reported(self, now_s: float, room: int) -> tuple[tuple[ShardName, Knowledge], ...]:
+        """What is said of what is held here: every few seconds of all shards, in as many pulls as that takes."""
+        if now_s >= self._report_s and not self._unreported:
+            self._report_s = now_s + REPORT_S
+            self._unreported = list(self._having)
         held = self._held or (lambda name: dict(self._having[name].replica.knowledge))
-        return tuple((name, held(name)) for name in self._having)
+        next_ones = [name for name in self._unreported[:MAX_NAMES] if name in self._having]
+        vectors = [held(name) for name in next_ones]
+        count = fitting(vectors, room)
+        said = tuple(zip(next_ones[:count], vectors[:count], strict=True))
+        self._unreported = next_ones[count:] + self._unreported[MAX_NAMES:]
+        return said
 
     def due_s(self) -> float:
         """From when on ``ask`` may have something although nothing came in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -879,3 +880,24 @@ def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.Monke
     assert isinstance(refused, Failure)
     assert refused.code == BUSY
     assert not home.syncing.source.peers
+@pytest.mark.parametrize(
+    ("pull", "why"),
+    [
+        ({"wants": [WireWant("main", 0, 1, [])] * 1_025}, "length <= 1024"),
+        ({"unwanted": [("main", 0)] * 1_025}, "length <= 1024"),
+        ({"held": [("main", 0, [])] * 1_025}, "length <= 1024"),
+        ({"wants": [WireWant("main", 0, 1, [(1, 1)] * 65_537)]}, "length <= 65536"),
+        ({"wants": [WireWant("main", 0, 1, [(w, 1) for w in range(1, 40_000)])] * 2}, "79998 writers"),
+        ({"models": {"x" * 2**21: ""}}, "bytes"),
+    ],
+)
+def test_a_pull_that_says_too_much_at_once_is_refused(pull: dict[str, Any], why: str) -> None:
+    world = World()
+    home = world.server("home")
+    refused = asked(world, home, request("sync", SyncRequest("x", "x", 2, 1, 1, 1, 0.0, **pull)), 0.01)
+    assert isinstance(refused, Failure)
+    assert (refused.code, why in refused.message) == ("refused", True)
+    assert home.syncing.source.counts.refused_total == 1
+    assert not home.syncing.source.peers
+
+

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sync.exchange import Batch, FeedConfig, PaceConfig, Pull, ShardName, Want
+from sync.exchange import Batch, FeedConfig, PaceConfig, Pull, ShardName, Want, feed
 from sync.knowledge import Knowledge, Known
 from sync.replica import Token
 from tests.support.exchange import ROW_BYTES, Pair, Wire, bulk, keys_of, pieces, run
@@ -229,6 +229,25 @@ def test_a_shard_without_room_says_that_it_is_ahead() -> None:
     # In a few more batches each of them had its turn.
     told = [piece for _ in range(3) for batch in source.next(500) for piece in batch.pieces]
     assert {piece.shard for piece in told if piece.update.rows} == set(source.names)
+
+
+def test_a_batch_looks_for_news_of_so_many_shards_and_the_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed, "MAX_FED", 3)
+    source = Source(shards=10)
+    source.level()
+    told: dict[ShardName, int] = dict.fromkeys(source.names, 0)
+    for _ in range(10):
+        for name in source.names:
+            push(source.home[name], range(5))
+        (batch,) = source.next()
+        assert {piece.shard for piece in batch.pieces} == set(source.names)
+        fed = {piece.shard for piece in batch.pieces if piece.update.rows}
+        assert len(fed) == 3
+        for name in fed:
+            told[name] += 1
+    assert all(2 <= times <= 4 for times in told.values()), told
 
 
 def test_a_shard_that_goes_and_comes_is_served_again() -> None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sync.exchange import Batch, FeedConfig, Pace, PaceConfig, Piece, Puller, ShardName
+from sync.exchange import Batch, FeedConfig, Pace, PaceConfig, Piece, Pull, Puller, ShardName, messages
+from sync.exchange import puller as module
 from sync.exchange.puller import LAST_RETRY_S, REPORT_S
 from sync.knowledge import Knowledge
 from sync.records import Update
 from tests.support.exchange import ROW_BYTES, Pair, Wire, keys_of, pieces, run
-from tests.support.replicas import push, rows, update
+from tests.support.replicas import learned, push, rows, update
 from tests.support.twins import told_by
 
 NAME: ShardName = ("m", 0)
@@ -362,6 +363,38 @@ def test_the_source_hears_what_is_held_every_few_seconds() -> None:
     assert 3 <= len(held) <= 4
     assert held[0] == {}
     assert held[-1] == pair.home[NAME].knowledge
+
+
+@pytest.mark.parametrize(("names", "entries"), [(3, 65_536), (1_024, 6)])
+def test_what_does_not_fit_one_pull_is_said_in_several(
+    names: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in (module, messages):
+        monkeypatch.setattr(where, "MAX_NAMES", names)
+        monkeypatch.setattr(where, "MAX_ENTRIES", entries)
+    pair = Pair(shards=10)
+    for name in pair.names:
+        push(pair.home[name], range(5))
+        pair.region[name].merge(update(known=learned({98: 7, 99: 5})))
+        pair.home[name].merge(update(known=learned({98: 7, 99: 5})))
+    pulls: list[Pull] = []
+    for wanted in (pair.region, {pair.names[0]: pair.region[pair.names[0]]}):
+        pair.wanted = dict(wanted)
+        for _ in range(round(6 * REPORT_S)):
+            pulls += pair.ask()
+            for batch in pair.answer():
+                pair.take(batch)
+            pair.later(0.5)
+    assert pair.equal()
+    for pull in pulls:
+        assert max(len(pull.wants), len(pull.unwanted), len(pull.held)) <= names
+        assert pull.entries <= entries
+    assert sorted(want.shard for pull in pulls for want in pull.wants) == pair.names
+    assert sorted(name for pull in pulls for name in pull.unwanted) == pair.names[1:]
+    # Every shard is told of time and again, and in the end only of what is wanted.
+    told = [name for pull in pulls for name, _ in pull.held]
+    assert min(told.count(name) for name in pair.names) >= 2
+    assert told[-1] == pair.names[0]
 
 
 def test_the_difference_of_clocks_is_told_within_half_a_round_trip() -> None:

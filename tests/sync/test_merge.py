@@ -161,6 +161,7 @@ FAULTS: list[tuple[type[SyncError], Update]] = [
     (ClockAhead, update(known=learned({8: BASE + 700_000_000}))),
     (ClockAhead, update(known=Learned({}, Horizon({8: BASE + 700_000_000})))),
     (ClockAhead, update(known=Learned({}, Horizon({}, 2, 1, {8: BASE + 700_000_000})))),
+    (BadShape, update(known=learned(dict.fromkeys(range(10, 65_546), BASE)))),
     (ClockAhead, Update(generations=(Generation("dense", 1, np.zeros((4, 3), np.float32), 2**62, 8),))),
     (BadShape, update(rows([(1, BASE, 8, 1.0), (1, BASE, 8, 1.0)]))),
     (BadShape, update(rows([(1, BASE, 8, 1.0)]), rows([(1, BASE + 1, 8, 1.0)]))),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from services.rpc.codec import Array, Reply
 from sync.clock import MAX_TIME
 from sync.errors import RecordDamaged
 from sync.exchange import Batch, Piece, Pull, ShardName, Want
+from sync.exchange.messages import MAX_ENTRIES, MAX_NAMES
 from sync.quantise import PARTS, Precision, quantise, restore
 from sync.records import Update
 from sync.replica import Token
@@ -50,8 +51,10 @@ _VALUES_AT: Final = 1
 _ROW_ARRAYS: Final = 5
 """Keys, values, state, times and writers (``sync.wire``), of which the values may be quantised."""
 
-Vector = list[tuple[int, int]]
+Vector = Annotated[list[tuple[int, int]], msgspec.Meta(max_length=MAX_ENTRIES)]
 Name = tuple[str, int]
+_SOME: Final = msgspec.Meta(max_length=MAX_NAMES)
+"""Refuses a longer list before any of it is read."""
 
 
 class WireWant(Wire):
@@ -79,9 +82,9 @@ class SyncRequest(Wire):
     number: int
     budget: int
     wait_s: float
-    wants: list[WireWant] = msgspec.field(default_factory=list)
-    unwanted: list[Name] = msgspec.field(default_factory=list)
-    held: list[tuple[str, int, Vector]] = msgspec.field(default_factory=list)
+    wants: Annotated[list[WireWant], _SOME] = msgspec.field(default_factory=list)
+    unwanted: Annotated[list[Name], _SOME] = msgspec.field(default_factory=list)
+    held: Annotated[list[tuple[str, int, Vector]], _SOME] = msgspec.field(default_factory=list)
     models: dict[str, str] = msgspec.field(default_factory=dict)
     precision: Precision = "float32"
     state: bool = False
@@ -382,9 +385,12 @@ def _token(found: tuple[int, int] | None) -> Token | None:
 
 
 def _vector(plain: Vector) -> Mapping[int, int]:
-    for writer, _ in plain:
-        _require(0 < writer < 2**32, f"writer {writer} is not in [1, 2^32)")
-    return {writer: _natural(time) for writer, time in plain}
+    found = dict(plain)
+    if found:
+        _require(min(found) > 0 and max(found) < 2**32, "a writer is not in [1, 2^32)")
+        _natural(min(found.values()))
+        _natural(max(found.values()))
+    return found
 
 
 def _natural(number: int) -> int:

@@ -38,6 +38,7 @@ from services.rpc.server import BUSY, Call
 from sync.errors import RecordDamaged
 from sync.exchange import Batch, FeedConfig, Feeds, ShardName
 from sync.exchange.feed import MAX_PULLS
+from sync.exchange.messages import MAX_ENTRIES
 from sync.quantise import Precision, value_bytes
 from sync.replica import Replica
 
@@ -47,6 +48,7 @@ SWEEP_S: Final = 1.0
 MAX_COALESCE_S: Final = 10.0
 VERSIONED_BYTES: Final = 20
 """A key and its version."""
+MAX_PULL_BYTES: Final = 2 * 2**20
 MAX_SHARDS: Final = 1_048_576
 """Shards, over all models, that one stream may speak of."""
 
@@ -112,6 +114,10 @@ class Source:
         """Hear a pull; it is answered later. Raises Rejected."""
         now = self._clock.monotonic()
         try:
+            if len(call.request.body) > MAX_PULL_BYTES:
+                raise RecordDamaged(
+                    f"a pull of {len(call.request.body)} bytes; it has at most {MAX_PULL_BYTES}"
+                )
             request = wire.unpack(call.request.body, SyncRequest)
             if request.shards != self._host.config.shards:
                 raise Rejected(
@@ -126,6 +132,8 @@ class Source:
                     f"{request.region_number}: give each its own, and begin the new region with empty folders",
                 )
             pull = pull_of(request)
+            if pull.entries > MAX_ENTRIES:
+                raise RecordDamaged(f"vectors of {pull.entries} writers; a pull has at most {MAX_ENTRIES}")
         except (Rejected, RecordDamaged, msgspec.DecodeError) as error:
             self.counts.refused_total += 1
             if isinstance(error, Rejected):
