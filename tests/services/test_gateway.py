@@ -25,7 +25,7 @@ OVERLAY: Final = CONFIGURATION.parents[1] / "compose.regions.yml"
 
 class Region(ThreadingHTTPServer):
     """An API that says its region. Not ``ready``: /health/ready is 503. ``cut``: it hangs up instead of answering a
-    POST."""
+    POST. ``empty``: it has nothing to answer one with, and says 503."""
 
     daemon_threads = True
 
@@ -34,6 +34,7 @@ class Region(ThreadingHTTPServer):
         self.name = name
         self.ready = True
         self.cut = False
+        self.empty = False
         self.posts: list[str] = []
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -66,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.posts.append(self.path)
         if not self.server.cut:
-            self._answer(200)
+            self._answer(503 if self.server.empty else 200)
 
     def _answer(self, status: int) -> None:
         assert isinstance(self.server, Region)
@@ -100,6 +101,12 @@ class Site:
         region: str = reply.json()["region"]
         assert reply.headers["X-Gateway-Server"] == region
         return region
+
+    def backend(self) -> str:
+        """What a list comes from: ``regions``, or ``stale``."""
+        reply = self.post()
+        assert reply.status_code == 200, reply.text
+        return reply.headers["X-Gateway-Backend"]
 
     def until(self, true: Callable[[], bool]) -> None:
         """Ask until ``true()``."""
@@ -158,8 +165,36 @@ def test_what_is_cut_off_is_repeated_where_that_does_nothing_twice(site: Site) -
     assert (site.near.posts[before:], "/v1/events" in site.far.posts) == (["/v1/events"], False)
 
 
-def test_without_any_region_it_says_so_as_an_api_does(site: Site) -> None:
+def test_where_no_region_is_ready_one_that_lives_answers_with_what_it_has(site: Site) -> None:
     site.near.ready = site.far.ready = False
+    # In between nobody is turned away.
+    site.until(lambda: site.backend() == "stale")
+    assert [site.asked() for _ in range(10)] == ["near"] * 10
+    assert site.http.get("/gateway/health").status_code == 200
+    assert site.post("/v1/events").json() == {"region": "near"}
+    # Home is lost altogether.
+    site.near.close()
+    assert site.asked() == "far"
+    assert site.post("/v1/events").json() == {"region": "far"}
+    site.far.ready = True
+    site.until(lambda: site.backend() == "regions")
+    assert site.asked() == "far"
+
+
+def test_a_living_region_that_has_nothing_to_answer_with_is_passed_over(site: Site) -> None:
+    site.near.ready = site.far.ready = False
+    site.until(lambda: site.backend() == "stale")
+    site.near.empty = True
+    assert site.asked() == "far"
+    reply = site.post("/v1/events")
+    assert (reply.status_code, reply.json()) == (503, {"region": "near"}), (
+        "events are their clients' to repeat"
+    )
+
+
+def test_without_any_region_it_says_so_as_an_api_does(site: Site) -> None:
+    site.near.close()
+    site.far.close()
     site.until(lambda: site.http.get("/gateway/health").status_code == 503)
     reply = site.post()
     assert reply.status_code == 503
@@ -170,7 +205,7 @@ def test_without_any_region_it_says_so_as_an_api_does(site: Site) -> None:
     assert problem["title"] == KINDS["unavailable"].title
 
 
-def test_the_health_check_of_its_container_sees_whether_any_region_is_ready(site: Site) -> None:
+def test_the_health_check_of_its_container_sees_whether_any_region_answers(site: Site) -> None:
     check = yaml.safe_load(OVERLAY.read_text())["services"]["gateway"]["healthcheck"]["test"]
     assert check[:3] == ["CMD", "bash", "-c"]
     script = check[3].replace("/8088", f"/{site.http.base_url.port}").replace("$$", "$")
@@ -178,6 +213,9 @@ def test_the_health_check_of_its_container_sees_whether_any_region_is_ready(site
     def well() -> bool:
         return subprocess.run(["bash", "-c", script], timeout=10, check=False).returncode == 0
 
-    assert well()
     site.near.ready = site.far.ready = False
+    site.until(lambda: site.backend() == "stale")
+    assert well()
+    site.near.close()
+    site.far.close()
     site.until(lambda: not well())

@@ -54,7 +54,7 @@ class Upkeep:
 
     def _look(self, model: str, shard: Shard, now_s: float) -> bool:
         held = self._feeds.held_by_all((model, shard.shard_id), shard.knowledge, now_s)
-        # Only who writes under the present fence may write any more; graves go only after that is settled.
+        # First, since collect takes no grave as long as an owner of an older fence may come back with writes.
         retired = shard.retire(shard.epoch, held)
         self.retired_total += retired
         if retired:
