@@ -663,6 +663,23 @@ def test_graves_are_forgotten_once_everybody_has_them() -> None:
     assert eu.rows() == home.rows()
 
 
+def test_one_look_retires_older_owners_and_forgets_their_graves() -> None:
+    world = World()
+    home, _ = two(world)
+    world.run(2.0)
+    home.push(0)
+    home.host.models["main"].held[0].shard.delete("items", KEYS[0::2][:20])
+    world.run(1.0)
+    home.host.follow(0)
+    home.host.lead(0, 9)
+    world.run(70.0, 0.05)
+    shard, upkeep = home.host.models["main"].held[0].shard, home.syncing.upkeep
+    assert len(shard.table("items").graves) == 20
+    upkeep._due_s = world.clock.now_s
+    assert upkeep.turn()
+    assert (upkeep.retired_total >= 1, len(shard.table("items").graves)) == (True, 0)
+
+
 def test_a_region_with_optimiser_state_goes_on_in_the_owners_place() -> None:
     world = World()
     home = world.server("home")
