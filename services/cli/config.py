@@ -27,7 +27,7 @@ def show(context: typer.Context) -> None:
     if options.json:
         print_json([asdict(setting) for setting in settings])
     else:
-        rows = [(setting.name, _cell(setting.value), setting.origin) for setting in settings]
+        rows = [(setting.name, _cell(setting.text), setting.origin) for setting in settings]
         print_table(("setting", "value", "from"), rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
@@ -16,25 +17,30 @@ from services.settings.model import Settings
 
 MASK: Final = "**********"
 _WIDTH: Final = 100
+_UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "duration": {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6},
+    "size": {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1},
+}
 Simple = None | bool | int | float | str
 Plain = Simple | list[str] | list[dict[str, Simple]]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """One setting as shown to people; secrets are masked."""
+    """One setting as shown to people; secrets are masked. ``text``: its value with its unit, as the settings file takes
+    it."""
 
     name: str
     value: Plain
     origin: str
+    text: Plain
 
 
 def shown(loaded: Loaded) -> Iterator[ShownSetting]:
     """Each setting with its value and where it came from."""
     for key in catalogue():
-        yield ShownSetting(
-            key.name, _plain(_value(loaded.settings, key), reveal=False), str(loaded.origins[key.name])
-        )
+        value = _plain(_value(loaded.settings, key), reveal=False)
+        yield ShownSetting(key.name, value, str(loaded.origins[key.name]), _readable(key, value))
 
 
 def to_toml(settings: Settings) -> str:
@@ -89,19 +95,15 @@ def _comment(text: str) -> list[str]:
 
 
 def _readable(key: SettingKey, value: Plain) -> Plain:
-    """Durations and sizes with the largest unit that they are a whole number of."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Durations and sizes with the largest unit that they are a whole number of, to be read back as they are."""
+    units = _UNITS.get(key.kind)
+    if units is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    units: Mapping[str, float] = {}
-    if key.kind == "duration":
-        units = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-    elif key.kind == "size":
-        units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
     for unit, factor in units.items():
-        number = round(value / factor, 9)
-        if number >= 1 and number == int(number):
-            return f"{int(number)}{unit}"
-    return value
+        number = round(value / factor)
+        if number >= 1 and number * factor == value:
+            return f"{number}{unit}"
+    return f"{Decimal(repr(value or 0)):f}{'s' if key.kind == 'duration' else 'B'}"
 
 
 def _by_section() -> dict[str, list[SettingKey]]:

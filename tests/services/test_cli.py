@@ -185,7 +185,12 @@ class TestConfig:
         assert shown["api.deadline"] == (1.0, "flag --set api.deadline")
         assert shown["processor.count"] == (1, "default")
         assert shown["features.url"][0] == "**********"
-        assert "trainer.count" in headwater("config", "show").out
+        assert next(row["text"] for row in ran.json if row["name"] == "api.deadline") == "1s"
+        table = headwater("config", "show", "--set", "sync.max_behind=90s", "--set", "rpc.insecure=true").out
+        cells = {line.split()[0]: line.split()[1] for line in table.splitlines() if len(line.split()) > 1}
+        assert cells["trainer.count"] == "2"
+        assert (cells["sync.max_behind"], cells["sync.coalesce"]) == ("90s", "5ms")
+        assert cells["rpc.insecure"] == "true"
 
     def test_wrong_settings_stop_with_name_value_origin_and_suggestion(self, headwater: Command) -> None:
         ran = headwater("up", "--set", "log.partitons=3")

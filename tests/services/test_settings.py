@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.settings.catalogue import catalogue
@@ -15,7 +16,7 @@ from services.settings.keys import hash_key, new_key
 from services.settings.load import Loaded, load_settings
 from services.settings.problems import SettingProblem, SettingsError
 from services.settings.shards import parse_writes, written_shards
-from services.settings.show import defaults_toml, shown, to_toml
+from services.settings.show import _readable, defaults_toml, shown, to_toml
 from services.settings.units import parse_duration, parse_size
 
 HASHED = "read:" + "a" * 64
@@ -183,6 +184,33 @@ class TestShowing:
         loaded = load_settings(write(tmp_path, uncommented))
         assert loaded.settings == load_settings().settings
         assert all(origin.kind == "file" for origin in loaded.origins.values())
+
+
+KEYS: Final = {key.name: key for key in catalogue()}
+
+
+@given(st.floats(0.0, 1e9) | st.integers(0, 10**9).map(float))
+@example(0.0)
+@example(5e-324)
+def test_a_shown_duration_reads_back_as_it_is(seconds: float) -> None:
+    text = _readable(KEYS["sync.max_behind"], seconds)
+    assert isinstance(text, str)
+    assert parse_duration(text) == seconds
+
+
+@given(st.integers(0, 2**50))
+def test_a_shown_size_reads_back_as_it_is(size: int) -> None:
+    text = _readable(KEYS["sync.max_bandwidth"], size)
+    assert isinstance(text, str)
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(60.0, "1m"), (90.0, "90s"), (0.005, "5ms"), (1.5, "1500ms"), (0.0005, "500us"), (0.0, "0s")],
+)
+def test_durations_are_shown_with_the_largest_unit_that_fits(seconds: float, text: str) -> None:
+    assert _readable(KEYS["sync.max_behind"], seconds) == text
 
 
 @given(st.integers(1, 10**9), st.sampled_from(["us", "ms", "s", "m", "h", "d"]))
