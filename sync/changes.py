@@ -126,7 +126,8 @@ def _urgent(
     sequences: Sequences,
     slots: Slots,
 ) -> int:
-    """The valid entries after ``after`` with a priority of at least ``least``, ascending; returns how many."""
+    """The entries after ``after`` with a priority of at least ``least``, ascending, also of rows that were written
+    again since, with a lower one: what they hold now contains it. Returns how many."""
     capacity = ring_slots.shape[0]
     start = int(ring_sequences[capacity])
     found = 0
@@ -135,7 +136,8 @@ def _urgent(
     for _ in range(first, capacity):
         at = following
         following = at + 1 if at + 1 < capacity else 0
-        if ring_priorities[at] >= least and changed_at[ring_slots[at]] == ring_sequences[at]:
+        # A place that was freed since holds 0.
+        if ring_priorities[at] >= least and changed_at[ring_slots[at]] >= ring_sequences[at]:
             sequences[found] = ring_sequences[at]
             slots[found] = ring_slots[at]
             found += 1
@@ -312,7 +314,7 @@ class ChangeRing:
 
     def urgent(self, sequence: int, least: float, changed_at: Sequences) -> tuple[Sequences, Slots]:
         """The changes after ``sequence``, as far as the ring reaches back, whose priority is at least ``least`` and not
-        0: numbers, ascending, and slots."""
+        0: numbers, ascending, and slots. A slot that changed again since is among them, maybe several times."""
         room = self._room(sequence)
         sequences, slots = np.empty(room, np.int64), np.empty(room, np.int32)
         least = max(float(np.float32(least)), _LEAST)

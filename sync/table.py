@@ -379,7 +379,7 @@ class Table:
 
     def urgent(self, sequence: int, least: float) -> tuple[Sequences, Slots]:
         """What changed after ``sequence`` with a priority of at least ``least``: numbers, ascending, and where it is,
-        as ``changed_after`` tells it."""
+        as ``changed_after`` tells it; maybe several times what changed again since, whatever the priority then."""
         sequences, slots = self.ring.urgent(sequence, least, self._columns.changed_at[: self._index.slots])
         dug, places = self.graves.urgent(sequence, least)
         if not len(dug):

@@ -257,8 +257,8 @@ class ShardFeed:
                 return
             count = max(1, room // self._row_bytes(table))
             up_to = shard.token.counter if count >= len(slots) else int(sequences[count - 1])
-            self._overtaking.overtook(table, sequences[:count], up_to)
             slots = slots[:count]
+            self._overtaking.overtook(table, slots, up_to)
             slots = slots[known.above(*table.versions_at(slots))]
             parts = self._parts(table, slots)
             if not parts:

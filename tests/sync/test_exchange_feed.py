@@ -362,6 +362,40 @@ class TestUrgent:
         assert (keys_of([claim]), claim.token) == ([], source.home[NAME].token)
         assert source.next() == []
 
+    def test_a_minor_change_does_not_take_an_unsent_urgent_one_its_place(self) -> None:
+        source = self.source()
+        changes(source, list(range(1_000)), 1.0)
+        changes(source, [5, 7], 500.0)
+        for _ in range(3):
+            changes(source, [5], 0.01)
+        (urgent, _) = told = pieces(source.next(100 * ROW_BYTES))
+        assert (urgent.update.urgent, keys_of([urgent])) == (True, [5, 7])
+        # With what came after it; from then on the row is what its last change is.
+        home = source.home[NAME].table("rows")
+        np.testing.assert_array_equal(urgent.update.rows[0].values[0], home.pull(np.array([5], np.uint64))[0])
+        changes(source, [5], 0.01)
+        told += pieces(source.next(100 * ROW_BYTES))
+        assert not any(piece.update.urgent for piece in told[2:])
+        while told[-1].left:
+            told += pieces(source.next(100 * ROW_BYTES))
+        assert sorted(keys_of(told)) == sorted([*range(1_000), 5])
+
+    def test_an_urgent_change_waits_for_its_turn_among_the_urgent_ones(self) -> None:
+        """There is no room for all of them: those that waited longest go first, whatever happens to them meanwhile."""
+        source = self.source(share=0.5)
+        changes(source, list(range(1_000)), 1.0)
+        changes(source, list(range(200, 400)), 500.0)
+        changes(source, list(range(200, 400)), 0.01)
+        changes(source, list(range(500, 600)), 500.0)
+        sent: list[int] = []
+        while len(sent) < 300:
+            told = [piece for piece in pieces(source.next(100 * ROW_BYTES)) if piece.update.urgent]
+            assert told
+            sent += keys_of(told)
+            changes(source, [399], 0.01)
+        assert set(sent[:200]) == set(range(200, 400))
+        assert sorted(sent) == [*range(200, 400), *range(500, 600)]
+
     def test_what_was_sent_in_turn_is_not_urgent_any_more(self) -> None:
         source = self.source(share=1.0)
         changes(source, list(range(1_000)), 1.0)
