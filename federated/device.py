@@ -156,12 +156,14 @@ def local_update(
 
     A step is w ← w − rate · v with v ← momentum · v + g, where g is the batch's gradient, clipped, plus
     proximal · (w − start), plus c − c_i with SCAFFOLD, whose new control is its option II: c_i⁺ = c_i − c +
-    (start − w) / (steps · rate). Raises ValueError when there is no example, the lengths differ, or SCAFFOLD is asked
-    for with momentum (the option takes plain steps for granted).
+    (start − w) / (steps · rate). Raises ValueError when there is no example, the lengths differ, a label is
+    negative, or SCAFFOLD is asked for with momentum (the option takes plain steps for granted).
     """
     examples = len(labels)
     if examples == 0 or len(inputs) != examples:
         raise ValueError(f"{len(inputs)} inputs and {examples} labels: need as many of both, at least one")
+    if labels.min() < 0:
+        raise ValueError("a label is negative")
     if control is not None and training.momentum:
         raise ValueError("SCAFFOLD's controls are measured on plain steps: momentum must be 0")
     layout.require_vector(start, "start")
@@ -173,7 +175,7 @@ def local_update(
     total_loss = 0.0
     for batch, size in zip(indices, sizes.tolist(), strict=True):
         rows = batch[:size]
-        loss, _ = model.loss_and_gradient(weights, inputs[rows], labels[rows], gradient)
+        loss, _ = model.loss_and_gradient(weights, inputs.take(rows, 0), labels.take(rows), gradient)
         total_loss += loss * size
         if training.clip_norm:
             clip(gradient, training.clip_norm)

@@ -10,7 +10,7 @@ per unit of mean weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,10 +24,14 @@ SCALE_BITS = 30
 SCALE = 2.0**SCALE_BITS
 LARGEST_MAGNITUDE = 2.0**24
 MOST_STEPS = 2**31
+OWN_SCALARS = ("weight", "loss", "examples", "steps")
 
 _MAGIC = b"HWs1"
 _EXACT = 2.0**53  # float64 adds integers exactly as long as no partial sum passes this
-_CHUNK = 8192  # values worked on at once: their float64 copies stay in the first-level cache
+_WIDTH, _BLOCK = (
+    8192,
+    65_536,
+)  # coordinates and values worked on at once: their float64 copies stay in the cache
 _LARGEST_SCALAR = 2**200
 
 Totals = npt.NDArray[np.int64]
@@ -104,7 +108,7 @@ class Sum:
         self.size = size
         self.bounds = bounds
         self.vectors: dict[str, Totals] = {name: np.zeros(size, np.int64) for name in sorted(names)}
-        self.scalars: dict[str, int] = {"weight": 0, "loss": 0, "examples": 0, "steps": 0}
+        self.scalars: dict[str, int] = dict.fromkeys(OWN_SCALARS, 0)
         self.clients = 0
         self.most_steps = 0
 
@@ -177,7 +181,7 @@ def _take_values(total: Sum, values: Mapping[str, Any]) -> None:
         raise SumMismatch(f"the sum was made for {uploads} uploads of weight {weight}, not for {bounds}")
     if not (0 <= clients <= uploads and 0 <= most_steps <= MOST_STEPS):
         raise SumMismatch(f"{clients} uploads of at most {most_steps} steps break the bounds")
-    if not {"weight", "loss", "examples", "steps"} <= scalars.keys():
+    if not set(OWN_SCALARS) <= scalars.keys():
         raise SumMismatch("the sum lacks a scalar")
     if not 0 <= scalars["weight"] <= clients * weight << SCALE_BITS or (clients == 0) != (
         scalars["weight"] == 0
@@ -192,27 +196,45 @@ def _take_values(total: Sum, values: Mapping[str, Any]) -> None:
     total.scalars, total.clients, total.most_steps = dict(scalars), clients, most_steps
 
 
+def check(
+    contribution: Contribution, size: int, bounds: Bounds, names: Sequence[str] = ("difference",)
+) -> None:
+    """Raise ContributionRefused unless a sum of these vectors, size and bounds would take ``contribution``. A server
+    asks when the upload arrives, long before it adds."""
+    _check_names(contribution.vectors, names)
+    _check_numbers(bounds, [contribution.weight], [contribution.examples], [contribution.steps])
+    _weighted([contribution.loss], [contribution.weight], bounds.magnitude, "loss")
+    for value in contribution.scalars.values():
+        _weighted([value], [contribution.weight], _scalar_limit(size, bounds), "scalars")
+    for name, vector in contribution.vectors.items():
+        _largest(vector, size, bounds, name)
+
+
 def add_all(total: Sum, contributions: Sequence[Contribution]) -> None:
     """Add contributions together: the same bits as one after the other, in fewer passes. All or nothing: raises
     ContributionRefused for the first that breaks a rule and adds none."""
+    if not contributions:
+        return
+    scalars = contributions[0].scalars.keys()
     for contribution in contributions:
-        if contribution.vectors.keys() != total.vectors.keys():
-            raise ContributionRefused(
-                "names", f"{sorted(contribution.vectors)} where {sorted(total.vectors)} are summed"
-            )
-        if contribution.scalars.keys() != contributions[0].scalars.keys():
+        _check_names(contribution.vectors, total.vectors)
+        if contribution.scalars.keys() != scalars:
             raise ContributionRefused("scalars", "the contributions have different scalars")
-    if contributions:
-        first = contributions[0]
-        _add_rows(
-            total,
-            {name: [c.vectors[name] for c in contributions] for name in total.vectors},
-            [c.weight for c in contributions],
-            [c.examples for c in contributions],
-            [c.steps for c in contributions],
-            [c.loss for c in contributions],
-            {name: [c.scalars[name] for c in contributions] for name in first.scalars},
-        )
+    rows = {name: [c.vectors[name] for c in contributions] for name in total.vectors}
+    largest = {
+        name: [_largest(row, total.size, total.bounds, name) for row in vectors]
+        for name, vectors in rows.items()
+    }
+    _add_rows(
+        total,
+        rows,
+        largest,
+        [c.weight for c in contributions],
+        [c.examples for c in contributions],
+        [c.steps for c in contributions],
+        [c.loss for c in contributions],
+        {name: [c.scalars[name] for c in contributions] for name in scalars},
+    )
 
 
 def add_batch(
@@ -226,11 +248,17 @@ def add_batch(
 ) -> None:
     """Add B contributions with vectors [B, D] and weights, examples, steps and losses [B]: the same bits as ``add`` in
     a loop. All or nothing: raises ContributionRefused and adds none."""
-    if vectors.keys() != total.vectors.keys():
-        raise ContributionRefused("names", f"{sorted(vectors)} where {sorted(total.vectors)} are summed")
-    rows = {name: list(vector) for name, vector in vectors.items()}
+    _check_names(vectors, total.vectors)
+    largest = {}
+    for name, batch in vectors.items():
+        if batch.ndim != 2:
+            raise ContributionRefused(
+                "length", f"{name} has shape {list(batch.shape)}, not [B, {total.size}]"
+            )
+        largest[name] = [_largest(row, total.size, total.bounds, name) for row in batch]
     many = {name: _plain(values) for name, values in (scalars or {}).items()}
-    _add_rows(total, rows, _plain(weights), _plain(examples), _plain(steps), _plain(losses), many)
+    rows = {name: list(batch) for name, batch in vectors.items()}
+    _add_rows(total, rows, largest, _plain(weights), _plain(examples), _plain(steps), _plain(losses), many)
 
 
 def _plain(values: Sequence[Any] | npt.NDArray[Any]) -> list[Any]:
@@ -238,15 +266,23 @@ def _plain(values: Sequence[Any] | npt.NDArray[Any]) -> list[Any]:
     return listed
 
 
+def _check_names(vectors: Iterable[str], names: Iterable[str]) -> None:
+    given, wanted = set(vectors), set(names)
+    if given != wanted:
+        raise ContributionRefused("names", f"{sorted(given)} where {sorted(wanted)} are summed")
+
+
 def _add_rows(
     total: Sum,
     rows: Mapping[str, list[Array]],
+    largest: Mapping[str, list[float]],
     weights: list[float],
     examples: list[int],
     steps: list[int],
     losses: list[float],
     scalars: Mapping[str, list[float]],
 ) -> None:
+    """Add rows whose values were checked and are at most ``largest``; all the rest is checked here, then added."""
     count = len(weights)
     columns: list[Sequence[object]] = [*rows.values(), examples, steps, losses, *scalars.values()]
     if any(len(column) != count for column in columns):
@@ -256,13 +292,9 @@ def _add_rows(
     _check_numbers(total.bounds, weights, examples, steps)
     integers = {"loss": _weighted(losses, weights, total.bounds.magnitude, "loss")}
     for name, values in scalars.items():
-        if name in ("weight", "loss", "examples", "steps"):
+        if name in OWN_SCALARS:
             raise ContributionRefused("scalars", f"{name} is the sum's own")
-        integers[name] = _weighted(values, weights, total.bounds.magnitude**2 * max(total.size, 1), "scalars")
-    largest = {
-        name: [_largest(row, total.size, total.bounds, name) for row in vectors]
-        for name, vectors in rows.items()
-    }
+        integers[name] = _weighted(values, weights, _scalar_limit(total.size, total.bounds), "scalars")
     # Nothing may be refused below this line: the sum changes.
     for name, vectors in rows.items():
         _add_scaled(total.vectors[name], vectors, weights, largest[name])
@@ -271,7 +303,12 @@ def _add_rows(
     for name, integer in integers.items():
         total.scalars[name] = total.scalars.get(name, 0) + integer
     total.clients += count
-    total.most_steps = max(total.most_steps, *map(int, steps)) if count else total.most_steps
+    total.most_steps = max([total.most_steps, *map(int, steps)])
+
+
+def _scalar_limit(size: int, bounds: Bounds) -> float:
+    """A strategy's scalar may be a squared norm."""
+    return bounds.magnitude**2 * max(size, 1)
 
 
 def _check_numbers(bounds: Bounds, weights: list[float], examples: list[int], steps: list[int]) -> None:
@@ -317,28 +354,29 @@ def _add_scaled(into: Totals, rows: list[Array], weights: list[float], largest: 
     Rows are added up as float64 integers while the bound on their sum stays below 2**53, where float64 is exact; then
     the group's sum becomes int64. A row that is larger on its own is a group of its own: no addition, no rounding.
     """
-    factors = [weight * SCALE for weight in weights]
-    reach = [factor * most + 1.0 for factor, most in zip(factors, largest, strict=True)]
-    for start, end in _groups(reach):
-        scaled, sums = np.empty(_CHUNK, np.float64), np.empty(_CHUNK, np.float64)
-        for left in range(0, len(into), _CHUNK):
-            right = min(left + _CHUNK, len(into))
-            part, added = scaled[: right - left], sums[: right - left]
-            for place in range(start, end):
-                target = added if place == start else part
-                np.copyto(target, rows[place][left:right])
-                target *= factors[place]
-                np.rint(target, out=target)
-                if place > start:
-                    added += part
-            into[left:right] += added.astype(np.int64)
+    factors = np.array(weights) * SCALE
+    reach = [factor * most + 1.0 for factor, most in zip(factors.tolist(), largest, strict=True)]
+    width = min(len(into), _WIDTH)
+    if width == 0:
+        return
+    scaled = np.empty((max(1, min(_BLOCK // width, len(rows))), width), np.float64)
+    for first, last in _groups(reach, len(scaled)):
+        factor = factors[first:last, None]
+        for left in range(0, len(into), width):
+            right = min(left + width, len(into))
+            part = scaled[: last - first, : right - left]
+            for target, row in zip(part, rows[first:last], strict=True):
+                np.copyto(target, row[left:right])
+            part *= factor
+            np.rint(part, out=part)
+            into[left:right] += np.add.reduce(part, axis=0).astype(np.int64)
 
 
-def _groups(reach: list[float]) -> list[tuple[int, int]]:
-    """Consecutive ranges whose reaches add up to less than 2**53, or of one row."""
+def _groups(reach: list[float], most_rows: int) -> list[tuple[int, int]]:
+    """Consecutive ranges of at most ``most_rows`` whose reaches add up to less than 2**53, or of one row."""
     groups, start, filled = [], 0, 0.0
     for place, most in enumerate(reach):
-        if place > start and filled + most >= _EXACT:
+        if place > start and (filled + most >= _EXACT or place - start == most_rows):
             groups.append((start, place))
             start, filled = place, 0.0
         filled += most

@@ -39,7 +39,7 @@ class Perceptron:
         """Under which ``make_model`` makes it."""
         return "perceptron" if self.hidden else "softmax"
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Widths from the features over the hidden layers to the classes."""
         return (self.features, *self.hidden, self.classes)
@@ -99,7 +99,7 @@ class Perceptron:
         for place in range(len(layers) - 1, -1, -1):
             at_weight, at_bias = gradients[place]
             np.matmul(actives[place].T, at_output, out=at_weight)
-            at_output.sum(axis=0, out=at_bias)
+            np.add.reduce(at_output, axis=0, out=at_bias)
             if place:
                 at_active = at_output @ layers[place][0].T
                 at_active *= actives[place] > 0.0

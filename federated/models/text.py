@@ -91,11 +91,11 @@ class NextCharacter:
         numbers, embedded, hidden, scores = self._forward(arrays, inputs)
         loss, at_scores = softmax_loss(scores, labels)
         np.matmul(hidden.T, at_scores, out=gradients["output.weight"])
-        at_scores.sum(axis=0, out=gradients["output.bias"])
+        np.add.reduce(at_scores, axis=0, out=gradients["output.bias"])
         at_hidden = at_scores @ arrays["output.weight"].T
         at_hidden *= hidden > 0.0
         np.matmul(embedded.T, at_hidden, out=gradients["hidden.weight"])
-        at_hidden.sum(axis=0, out=gradients["hidden.bias"])
+        np.add.reduce(at_hidden, axis=0, out=gradients["hidden.bias"])
         at_embedded = (at_hidden @ arrays["hidden.weight"].T).reshape(-1, self.embedding)
         at_table = gradients["embedding.weight"]
         at_table[:] = 0.0
