@@ -137,7 +137,7 @@ def _take(lease: Lease, server: str, until: float) -> Lease:
 
 
 def _lease(work: Work, task: Task) -> Lease:
-    if task.iteration != work.iteration or not 0 <= task.number <= len(work.groups):
+    if task.iteration != work.iteration or not 0 <= task.number < len(work.groups) + (task.kind == "merge"):
         raise UnknownTask(f"{task.kind} {task.number} of iteration {task.iteration}")
     lease = work.merge if task.kind == "merge" else work.groups[task.number]
     if not 1 <= task.attempt <= lease.attempt:

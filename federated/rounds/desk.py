@@ -13,7 +13,7 @@ from typing import TypeVar
 from federated.rounds import aggregation
 from federated.rounds.aggregation import Task, Work
 from federated.rounds.keys import Keys
-from federated.rounds.machine import Decision, Rounds
+from federated.rounds.machine import Decision, Rounds, valid_id
 from federated.rounds.messages import Reply, Request, StartRequest, UploadRequest
 from federated.rounds.phases import Phase
 from federated.rounds.records import Closed, Entry, Header, RecordRefused, Slot
@@ -249,6 +249,8 @@ class Desk:
         return Header.from_bytes(body)
 
     def _needed(self, request: Request, hint: int) -> list[tuple[int, str]]:
+        if not valid_id(request.client):
+            return []  # refused without a look at the store
         if isinstance(request, StartRequest):
             oldest = max(1, hint - self.rounds.selection.window)
             return [(iteration, request.client) for iteration in range(oldest, hint + 1)]

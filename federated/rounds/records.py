@@ -140,7 +140,10 @@ class Slot:
         iteration, index, started, digest, examples, steps, loss, staleness, weight = _SLOT.unpack_from(body)[
             1:
         ]
-        client = body[_SLOT.size :].decode()
+        try:
+            client = body[_SLOT.size :].decode()
+        except UnicodeDecodeError:
+            raise RecordRefused("a slot's client is not UTF-8") from None
         return cls(iteration, index, client, started, digest, examples, steps, loss, staleness, weight)
 
 
