@@ -46,8 +46,8 @@ def freshness(
         typer.Option(
             "--region",
             metavar="NAME=URL",
-            help="A region to watch beside the one that events go to. May be repeated; without it, those that "
-            "run here, or those of the settings.",
+            help="A region to watch beside the one that events go to; for that one, at which of its APIs. May be "
+            "repeated; without it, those that run here, or those of the settings.",
         ),
     ] = None,
     events: Annotated[

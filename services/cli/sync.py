@@ -36,6 +36,8 @@ def status(context: typer.Context) -> None:
     Second table, each server as a source. Writes: the shards that take pushes here. Not served: shards that nobody
     gives it now. Found by: how it found what a puller lacks: the puller's place in the order of changes (token), a
     copy of what others got (cache), or a look at every row (scan). Rows told: to all pullers since it started.
+
+    Every region that `headwater up` runs here is listed; of one that cannot be asked, `no answer`.
     """
     from services.cli.output import note, print_json, print_table
     from services.parameter_server.syncing.status import to_plain
@@ -82,8 +84,11 @@ def status(context: typer.Context) -> None:
 def _ask(settings: Settings) -> Iterator[tuple[str, RegionSync]]:
     """Each region with what its servers say: all that ``headwater up`` runs here, else that of the settings."""
     from services.backends import open_coordination, open_security
+    from services.cli.output import note
     from services.cli.running import regions_of
-    from services.parameter_server.client.syncs import ask_region
+    from services.coordination.contract import CoordinationError
+    from services.parameter_server.client.directory import SERVICE
+    from services.parameter_server.client.syncs import RegionSync, ask_region
     from services.rpc.client import RpcClient
     from services.settings.load import load_settings
     from services.supervisor.folder import RunFolder
@@ -92,15 +97,30 @@ def _ask(settings: Settings) -> Iterator[tuple[str, RegionSync]]:
         raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", _START)
     folder = RunFolder(settings.data.dir.absolute())
     state = folder.state() if folder.held() else None
-    regions = {settings.region.name: settings}
+    regions: dict[str, Settings | None] = {settings.region.name: settings}
+    expected: dict[str, set[str]] = {}
     if state is not None:
         for shown in regions_of(settings, state.children):
+            regions.setdefault(shown.name, None)
             if shown.settings is not None:
                 regions[shown.name] = load_settings(shown.settings).settings
+        for child in state.children:
+            if child.service == SERVICE:
+                expected.setdefault(child.region, set()).add(child.name)
     with closing(RpcClient(open_security(settings))) as rpc:
         for name, its in regions.items():
-            with closing(open_coordination(its)) as store:
-                yield name, ask_region(store, rpc)
+            found = RegionSync({}, ())
+            if its is not None:
+                try:
+                    with closing(open_coordination(its)) as store:
+                        found = ask_region(store, rpc)
+                except CoordinationError as error:
+                    if len(regions) == 1:
+                        raise
+                    note(f"{name}: its coordination store cannot be read: {error}")
+            # A server that is gone is registered no more, and is still to be told of.
+            silent = {*found.silent, *expected.get(name, set())} - found.servers.keys()
+            yield name, RegionSync(found.servers, tuple(sorted(silent)))
 
 
 def _rows(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
@@ -109,6 +129,8 @@ def _rows(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
             yield (name, server.server, "nobody", *[""] * (len(_COLUMNS) - 3))
         for one in server.upstreams:
             yield (name, server.server, _followed(one), *_figures(one))
+    for server_name in region.silent or ([] if region.servers else ["none"]):
+        yield (name, server_name, "no answer", *[""] * (len(_COLUMNS) - 3))
 
 
 def _followed(one: UpstreamStatus) -> str:

@@ -49,7 +49,7 @@ class MeasurementFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to send and whom to watch. ``regions``: base URL by name, beside the home region at ``home``, which the
-    events go to. ``patience_s``: how long to wait for the last probes."""
+    events go to; of home itself it is where that is watched. ``patience_s``: how long to wait for the last probes."""
 
     home: str
     regions: Mapping[str, str] = field(default_factory=dict)
@@ -146,13 +146,15 @@ class _Client:
         """Send, watch, wait for the last."""
         plan = self._plan
         updates = self._pushes if "update" in plan.kinds else ()
-        name = await self._name()
-        servers = {name: self._home}
-        servers |= {region: Server(url, plan.key) for region, url in plan.regions.items() if region != name}
+        name = await self._name(self._home)
+        # That of home may be another API of that region than the one that takes the probes.
+        servers = {name: self._home} | {region: Server(url, plan.key) for region, url in plan.regions.items()}
         self._book = Book(servers, 2 * plan.count + 1_024)
         started_s, started_at_ms = time.monotonic(), time.time_ns() // 1_000_000
         watching: list[asyncio.Task[None]] = []
         try:
+            if servers[name] is not self._home:
+                await self._require_region(servers[name], name)
             await asyncio.gather(*(self._warm_up(servers, push) for push in updates))
             watching += self._watchers(servers)
             start = _Start(time.monotonic(), time.time() * 1e3)
@@ -166,7 +168,7 @@ class _Client:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-            for server in servers.values():
+            for server in (self._home, *servers.values()):
                 server.close()
         if not self._book.ids("event") and not self._book.ids("update"):
             raise MeasurementFailed(next(iter(self._problems), f"{plan.home} took no probe"))
@@ -182,15 +184,23 @@ class _Client:
             if stage in REGIONAL
         ]
 
-    async def _name(self) -> str:
-        """The home region's."""
+    async def _name(self, server: Server) -> str:
+        """The name of the region that ``server`` belongs to."""
         try:
-            status, body = await self._home.request("GET", "/v1/freshness")
+            status, body = await server.request("GET", "/v1/freshness")
             if status != _OK:
-                raise MeasurementFailed(f"{self._plan.home} answered {_told(status, body)}")
+                raise MeasurementFailed(f"{server.url} answered {_told(status, body)}")
             return msgspec.json.decode(body, type=_Standing).region
         except (Unreachable, msgspec.DecodeError) as error:
-            raise MeasurementFailed(f"{self._plan.home}: {error}") from error
+            raise MeasurementFailed(f"{server.url}: {error}") from error
+
+    async def _require_region(self, server: Server, name: str) -> None:
+        found = await self._name(server)
+        if found != name:
+            raise MeasurementFailed(
+                f"{name} is the region at {self._plan.home}, which takes the probes, and {server.url} is an API of "
+                f"{found}: name that one, or send the probes elsewhere with --url"
+            )
 
     async def _warm_up(self, servers: Mapping[str, Server], push: Push) -> None:
         """A region follows the marked updates once it is asked for one; this one does not count."""

@@ -319,6 +319,31 @@ def test_probes_that_are_missing_somewhere_fail_the_check(
     assert "FAIL  home" not in printed.err
 
 
+def test_home_is_watched_where_it_is_said_to_be(world: World) -> None:
+    taking, watched = Region("home", world, 5.0), Region("home", world, 0.0)
+    with serving(taking, watched):
+        plan = Plan(taking.url, {"home": watched.url}, None, 50.0, 0.1, patience_s=2.0, kinds=("event",))
+        found = report(measure(plan, [], lambda _: None))
+    assert found.regions == ["home"]
+    assert all(row.missing == 0 for row in found.rows), "the one that takes them shows them 5 s later"
+    assert watched.asked > 2
+
+
+def test_what_is_said_to_be_home_and_is_not_is_refused(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, eu = Region("home", world, 0.0), Region("eu", world, 0.0)
+    with serving(home, eu), pytest.raises(SystemExit) as ended:
+        main(
+            ["freshness", "--no-updates", "--seconds", "0.1", "--url", home.url, "--region", f"home={eu.url}"]
+        )
+    assert ended.value.code not in (0, Exit.CHECK_FAILED)
+    told = capsys.readouterr().err
+    assert f"home is the region at {home.url}, which takes the probes" in told
+    assert f"{eu.url} is an API of eu" in told
+    assert not world.accepted
+
+
 @pytest.mark.parametrize(
     "text", ["eu", "eu=", "=http://x", "eu=127.0.0.1:80", "eu=ftp://x", "eu=http://", "eu=http://x:y"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from services.parameter_server import ModelUnknown, ParameterClient
 from services.parameter_server.client.syncs import RegionSync
 from services.parameter_server.syncing.status import StatusReply
 from services.settings.model import SyncSettings
+from services.supervisor.folder import ChildState, ProcessId, RunFolder, SupervisorState
+from services.supervisor.regions import folder_of
 from sync.pushes import Source
 
 
@@ -89,6 +92,7 @@ def test_a_region_without_servers_is_named(
     code, output, errors = told(capsys)
     assert code == Exit.OK
     assert "server-0" in output
+    assert re.search(r"eu +none +no answer", output)
     assert "eu: no parameter server runs" in errors
     assert "home: no parameter server runs" not in errors
 
@@ -111,6 +115,42 @@ def test_regions_that_write_the_same_shards_are_told_what_to_set(
         # The settings alone are questioned at the start, before anybody was asked.
         assert "so nothing comes from sync.upstreams" in one.output()
         assert one.output().count("are written in region one and in region two alike") == 1
+
+
+def test_regions_that_should_run_and_do_not_answer_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "home"
+    home, here = Region(tmp_path, "home", 0), ProcessId.of(os.getpid())
+    assert here is not None
+    (eu := folder_of(data, "eu")).mkdir(parents=True)
+    file = RunFolder(eu).settings_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'data.dir = "{eu}"\nregion = {{name = "eu", number = 1}}\n')
+    children = (
+        ChildState("parameter-server-0", "parameter-server", "ready", 0),
+        ChildState("server-0@eu", "parameter-server", "waiting", 0, region="eu"),
+        # Its settings were never written, or are lost.
+        ChildState("server-0@asia", "parameter-server", "starting", 0, region="asia"),
+    )
+    folder = RunFolder(data)
+    with running(home), folder.locked():
+        folder.write_state(SupervisorState(here, 0, children))
+        code, output, errors = told(capsys, "--set", f"data.dir={data}")
+        assert code == Exit.OK, errors
+        for name in ("eu", "asia"):
+            assert re.search(rf"{name} +server-0@{name} +no answer", output)
+            assert f"{name}: no answer from server-0@{name}" in errors
+        assert "home: no answer" not in errors
+        _, output, _ = told(capsys, "--format", "json", "--set", f"data.dir={data}")
+        silent = {region["name"]: region["silent"] for region in json.loads(output)["regions"]}
+        assert silent == {"home": [], "eu": ["server-0@eu"], "asia": ["server-0@asia"]}
+        # One whose store cannot be read holds nobody else up.
+        (eu / "coordination.db").write_bytes(b"this is no database" * 100)
+        code, output, errors = told(capsys, "--set", f"data.dir={data}")
+        assert code == Exit.OK
+        assert re.search(r"eu +server-0@eu +no answer", output)
+        assert "eu: its coordination store cannot be read" in errors
 
 
 def test_where_nothing_runs_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
