@@ -10,6 +10,7 @@ from sync.exchange.messages import Batch, Pull, ShardName
 from sync.knowledge import Knowledge, met
 
 MAX_PULLERS: Final = 4_096
+"""Whose streams are fed, or of whom is known what they hold."""
 
 
 class Feeds:
@@ -33,7 +34,8 @@ class Feeds:
         feed = self._feeds.get(puller)
         if pull.number == 1 and (feed is None or feed.stream < pull.stream):
             self._forget_old(now_s)
-            if puller not in self._heard_s and len(self._heard_s) >= MAX_PULLERS:
+            if puller not in self._heard_s and not self._make_room():
+                self.counts.turned_away_total += 1
                 return Batch(pull.stream, pull.number, ended=True)
             feed = self._feeds[puller] = Feed(pull.stream, self._shards, config or self._config, self.counts)
             # What it does not name any more another server of its region has by now.
@@ -91,6 +93,23 @@ class Feeds:
     def held_by_all(self, shard: ShardName, own: Knowledge, now_s: float) -> dict[int, int]:
         """What this server, with ``own``, and everybody who pulls from it hold."""
         return met([own, *self.held_below(shard, now_s)])
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one puller more; the one that is gone for longest is forgotten for it.
+
+        What it holds counts no longer then: graves and writers may be forgotten that it has not heard of, and if it
+        comes back it gets everything again. One whose stream is not dropped yet is never forgotten so.
+        """
+        if len(self._heard_s) < MAX_PULLERS:
+            return True
+        gone = min(
+            (p for p in self._heard_s if p not in self._feeds), key=self._heard_s.__getitem__, default=None
+        )
+        if gone is None:
+            return False
+        self._forget([gone])
+        self.counts.forgotten_total += 1
+        return True
 
     def _forget_old(self, now_s: float) -> None:
         self._forget(puller for puller, at in self._heard_s.items() if now_s - at > self._timeout_s)

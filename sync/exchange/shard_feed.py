@@ -47,12 +47,15 @@ class FeedConfig:
 
 @dataclass(slots=True)
 class FeedCounts:
-    """Totals of all streams of a source."""
+    """Totals of all streams of a source. ``forgotten_total``: pullers that were gone and made room for others;
+    ``turned_away_total``: streams that did not begin, as there was no room."""
 
     batches_total: int = 0
     rows_total: int = 0
     urgent_rows_total: int = 0
     replacements_total: int = 0
+    forgotten_total: int = 0
+    turned_away_total: int = 0
     found: dict[How, int] = field(default_factory=lambda: {"token": 0, "cache": 0, "scan": 0})
     """Exchanges by how their rows were found."""
 

@@ -907,6 +907,38 @@ def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.Monke
         ({"wants": [WireWant("main", 0, 1, [(w, 1) for w in range(1, 40_000)])] * 2}, "79998 writers"),
         ({"models": {"x" * 2**21: ""}}, "bytes"),
     ],
+def test_one_puller_too_many_makes_the_one_that_is_gone_forgotten_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sync.exchange.feeds.MAX_PULLERS", 2)
+    world = World()
+    home, eu = two(world)
+    world.run(2.0)
+    for number, ended in ((1, False), (2, True), (3, False)):
+        found = asked(world, home, request("sync", SyncRequest(f"x{number}", "x", 2, 1, 1, 1, 0.0)), 0.01)
+        assert isinstance(found, Reply)
+        assert unpack(found.body, SyncReply).ended is ended
+        # For some seconds nobody can tell whether it comes back at once.
+        world.run(12.0 if number == 2 else 1.0, 0.05)
+    counts = home.syncing.source.feeds.counts
+    assert (counts.forgotten_total, counts.turned_away_total) == (1, 1)
+    assert "1 that are gone were forgotten so far" in caplog.text
+    home.push(0)
+    world.run(0.1)
+    assert eu.rows() == home.rows()
+
+
+def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.parameter_server.syncing.source.MAX_SHARDS", 10)
+    world = World()
+    home = world.server("home")
+    first = SyncRequest("x", "x", 2, 1, 1, 1, 0.0, unwanted=[(f"m{n}", 0) for n in range(8)])
+    assert isinstance(asked(world, home, request("sync", first), 0.01), Reply)
+    second = SyncRequest("x", "x", 2, 1, 2, 1, 0.0, unwanted=[(f"n{n}", 0) for n in range(8)])
+    refused = asked(world, home, request("sync", second), 0.01)
+    assert isinstance(refused, Failure)
+    assert refused.code == BUSY
+    assert not home.syncing.source.peers
 )
 def test_a_pull_that_says_too_much_at_once_is_refused(pull: dict[str, Any], why: str) -> None:
     world = World()

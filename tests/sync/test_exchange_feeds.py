@@ -13,6 +13,8 @@ from sync.exchange import feeds as module
 from sync.pushes import Push, Source
 from sync.shard import Shard
 from sync.spec import Initialiser, Optimiser, TableSpec
+from tests.support.exchange import PULLER, Pair
+from tests.support.replicas import push
 
 SPEC = TableSpec("rows", 2, Initialiser.uniform(0.1), Optimiser("rowwise_adagrad", 0.5))
 ONE, TWO = ("m", 0), ("m", 1)
@@ -88,9 +90,48 @@ def test_there_are_so_many_pullers_and_no_more(monkeypatch: pytest.MonkeyPatch) 
         refused = source.take(name, pull(1), 1.0)
         assert refused is not None
         assert refused.ended
+    assert (source.counts.forgotten_total, source.counts.turned_away_total) == (0, 2)
     # Who was there before may begin anew, and the others once it is forgotten.
     assert source.take("a", pull(1, stream=2), 2.0) is None
     assert source.take("c", pull(1), 11.0) is None
+
+
+def test_who_is_gone_for_longest_makes_room_and_who_pulls_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PULLERS", 3)
+    source = feeds(1_000.0)
+    for number, name in enumerate(("live", "first", "second")):
+        assert source.take(name, pull(1, ONE, held={ONE: number + 1}), float(number)) is None
+    source.take("first", pull(2), 5.0)
+    source.drop("first")
+    source.drop("second")
+    assert source.take("new", pull(1, ONE, held={ONE: 9}), 6.0) is None
+    assert source.pullers == ("live", "new")
+    # "second" was silent for longer. What it holds counts no more: graves that it lacks may go.
+    assert source.held_below(ONE, 6.0) == [{9: 1}, {9: 2}, {9: 9}]
+    assert source.take("other", pull(1), 7.0) is None
+    assert source.held_below(ONE, 7.0) == [{9: 1}, {9: 9}]
+    assert source.take("more", pull(1), 8.0) is not None
+    assert source.take("live", pull(2), 8.0) is None
+    assert (source.counts.forgotten_total, source.counts.turned_away_total) == (2, 1)
+
+
+def test_who_was_forgotten_for_others_gets_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PULLERS", 1)
+    pair = Pair()
+    home = pair.home[ONE]
+    push(home, range(10))
+    pair.settle()
+    pair.feeds.drop(PULLER)
+    home.delete("rows", np.array([3], np.uint64))
+    assert pair.feeds.held_by_all(ONE, home.knowledge, pair.now_s) != home.knowledge
+    assert pair.feeds.take("another", pull(1), pair.now_s) is None
+    home.collect(pair.feeds.held_by_all(ONE, home.knowledge, pair.now_s))
+    assert len(home.table("rows").graves) == 0
+    pair.feeds.drop("another")
+    pair.puller.failed(pair.now_s)
+    pair.settle()
+    assert pair.feeds.counts.replacements_total == 1
+    assert pair.equal()
 
 
 def test_each_stream_is_fed_as_its_puller_wants() -> None:

@@ -49,6 +49,10 @@ def _source(syncing: Syncing) -> Iterator[Metric]:
     yield _counter("fed_bytes_total", "Bytes sent to other regions.", source.counts.bytes_total)
     yield _counter("urgent_rows_total", "Rows that overtook others.", counts.urgent_rows_total)
     yield _counter("replacements_total", "Full replacements begun.", counts.replacements_total)
+    yield _counter("pullers_forgotten_total", "Pullers that were gone and made room for others.",
+                   counts.forgotten_total)  # fmt: skip
+    yield _counter("pullers_turned_away_total", "Streams that did not begin, as too many servers pull.",
+                   counts.turned_away_total)  # fmt: skip
     yield _counter("pulls_refused_total", "Pulls that made no sense.", source.counts.refused_total)
     yield _counter("batches_late_total", "Batches nobody waited for.", source.counts.late_total)
 

@@ -6,6 +6,7 @@ Used by the server's loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -38,10 +39,12 @@ from services.rpc.server import BUSY, Call
 from sync.errors import RecordDamaged
 from sync.exchange import Batch, FeedConfig, Feeds, ShardName
 from sync.exchange.feed import MAX_PULLS
+from sync.exchange.feeds import MAX_PULLERS
 from sync.exchange.messages import MAX_ENTRIES
 from sync.quantise import Precision, value_bytes
 from sync.replica import Replica
 
+_log = logging.getLogger(__name__)
 SILENT_S: Final = 10.0
 """Who pulls every second and was not heard for so long is gone."""
 SWEEP_S: Final = 1.0
@@ -109,6 +112,7 @@ class Source:
         self._host, self._answers, self._clock, self._region = host, answers, clock, region
         self._fed: Mapping[ShardName, Replica] = {}
         self._next_sweep_s = 0.0
+        self._told = 0, 0
 
     def take(self, call: Call) -> None:
         """Hear a pull; it is answered later. Raises Rejected."""
@@ -273,6 +277,14 @@ class Source:
             if not peer.parked and now_s - peer.heard_s > SILENT_S:
                 self.feeds.drop(peer.name)
                 del self.peers[peer.name]
+        counts = self.feeds.counts
+        if self._told != (told := (counts.forgotten_total, counts.turned_away_total)):
+            _log.warning(
+                "more than %d servers of other regions pulled lately: %d that are gone were forgotten so far, and get "
+                "everything again if they come back; %d were turned away",
+                MAX_PULLERS, *told,
+            )  # fmt: skip
+            self._told = told
 
 
 def _config(request: SyncRequest) -> FeedConfig:
