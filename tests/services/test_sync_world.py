@@ -886,17 +886,6 @@ def test_a_pull_that_makes_no_sense_is_refused_and_counted() -> None:
     assert unpack(unknown.body, SyncReply).ended
 
 
-def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.parameter_server.syncing.source.MAX_SHARDS", 10)
-    world = World()
-    home = world.server("home")
-    first = SyncRequest("x", "x", 2, 1, 1, 1, 0.0, unwanted=[(f"m{n}", 0) for n in range(8)])
-    assert isinstance(asked(world, home, request("sync", first), 0.01), Reply)
-    second = SyncRequest("x", "x", 2, 1, 2, 1, 0.0, unwanted=[(f"n{n}", 0) for n in range(8)])
-    refused = asked(world, home, request("sync", second), 0.01)
-    assert isinstance(refused, Failure)
-    assert refused.code == BUSY
-    assert not home.syncing.source.peers
 @pytest.mark.parametrize(
     ("pull", "why"),
     [
@@ -907,6 +896,17 @@ def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.Monke
         ({"wants": [WireWant("main", 0, 1, [(w, 1) for w in range(1, 40_000)])] * 2}, "79998 writers"),
         ({"models": {"x" * 2**21: ""}}, "bytes"),
     ],
+)
+def test_a_pull_that_says_too_much_at_once_is_refused(pull: dict[str, Any], why: str) -> None:
+    world = World()
+    home = world.server("home")
+    refused = asked(world, home, request("sync", SyncRequest("x", "x", 2, 1, 1, 1, 0.0, **pull)), 0.01)
+    assert isinstance(refused, Failure)
+    assert (refused.code, why in refused.message) == ("refused", True)
+    assert home.syncing.source.counts.refused_total == 1
+    assert not home.syncing.source.peers
+
+
 def test_one_puller_too_many_makes_the_one_that_is_gone_forgotten_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -939,14 +939,3 @@ def test_a_stream_speaks_of_so_many_shards_and_no_more(monkeypatch: pytest.Monke
     assert isinstance(refused, Failure)
     assert refused.code == BUSY
     assert not home.syncing.source.peers
-)
-def test_a_pull_that_says_too_much_at_once_is_refused(pull: dict[str, Any], why: str) -> None:
-    world = World()
-    home = world.server("home")
-    refused = asked(world, home, request("sync", SyncRequest("x", "x", 2, 1, 1, 1, 0.0, **pull)), 0.01)
-    assert isinstance(refused, Failure)
-    assert (refused.code, why in refused.message) == ("refused", True)
-    assert home.syncing.source.counts.refused_total == 1
-    assert not home.syncing.source.peers
-
-
