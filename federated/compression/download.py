@@ -139,8 +139,9 @@ def snap(grid: Grid, weights: Floats, version: int, previous: Held | None = None
     # The negated test also finds NaN.
     if not largest.max() < 2.0**MAX_EXPONENT:
         raise ValueError("a weight is NaN or too large for the grid")
-    # largest / limit = fraction · 2**exponent with a fraction below 1.
-    exponents = np.frexp(largest.astype(np.float64) / grid.limits)[1].astype(np.int32)
+    # largest / limit = fraction · 2**exponent with a fraction of at least a half and below 1.
+    fractions, exponents = np.frexp(largest.astype(np.float64) / grid.limits)
+    exponents = exponents - (fractions == 0.5)
     exponents = np.where(largest > 0.0, exponents, MIN_EXPONENT).clip(MIN_EXPONENT, MAX_EXPONENT)
     if previous is not None:
         kept = (exponents <= previous.exponents) & (exponents >= previous.exponents - 1)

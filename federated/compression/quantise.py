@@ -34,11 +34,12 @@ MAX_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Quantise:
-    """``bits`` a value; ``rounding`` and ``chunk`` (values that share a scale) as the module says."""
+    """``bits`` a value; ``rounding`` as the module says, empty for the first of ROUNDINGS; ``chunk`` values share a
+    scale."""
 
     bits: int
-    rounding: str = ""
-    chunk: int = 0
+    rounding: str
+    chunk: int
     name: str = "quantise"
     takes: frozenset[Kind] = frozenset({"dense", "sparse"})
     gives: Kind = "codes"
@@ -49,7 +50,6 @@ class Quantise:
             raise UnsoundScheme(f"quantise: 8, 4, 2 or 1 bit, not {self.bits}")
         known = ROUNDINGS.get(self.bits, ROUNDINGS[8])
         object.__setattr__(self, "rounding", self.rounding or known[0])
-        object.__setattr__(self, "chunk", self.chunk or CHUNKS[self.bits])
         if self.rounding not in known:
             raise UnsoundScheme(
                 f"quantise: {self.bits} bit rounds by one of {', '.join(known)}, not by {self.rounding!r}"

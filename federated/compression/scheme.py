@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federated.compression.errors import BodyRefused, UnsoundScheme
-from federated.compression.quantise import Quantise
+from federated.compression.quantise import CHUNKS, Quantise
 from federated.compression.rotation import Rotate
 from federated.compression.sections import Section, SectionRule, join, split
 from federated.compression.sketch import Sketch
@@ -208,12 +208,11 @@ def _sketch(options: Sequence[str]) -> Step:
 
 
 def _quantise(options: Sequence[str]) -> Step:
-    chunks = [int(_after("chunk=", option)) for option in options[1:] if "=" in option] or [0]
-    roundings = [option for option in options[1:] if "=" not in option] or [""]
-    (chunk,), (rounding,) = chunks, roundings
-    if chunks != [0] and chunk < 1:
-        raise ValueError(options)
-    return Quantise(int(options[0]), rounding, chunk)
+    bits = int(options[0])
+    chunks = [int(_after("chunk=", option)) for option in options[1:] if "=" in option]
+    roundings = [option for option in options[1:] if "=" not in option]
+    (chunk,), (rounding,) = chunks or [CHUNKS.get(bits, 1)], roundings or [""]
+    return Quantise(bits, rounding, chunk)
 
 
 def _after(prefix: str, option: str) -> str:
