@@ -11,9 +11,11 @@ Tensor = Any
 
 
 class Arrays(Protocol):
-    """NumPy, or torch on one device. ``module`` is the library itself."""
+    """NumPy, or torch on one device."""
 
-    module: Any
+    @property
+    def module(self) -> Any:
+        """The library."""
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         """``array`` where the work is done; it may share memory."""
@@ -47,7 +49,8 @@ class Arrays(Protocol):
         [B, M]; its gradient takes the place of ``scores``."""
 
     def scatter_add(self, out: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """``out`` [B, V, E] becomes the sum of ``values`` [B, K, E] over the rows with the same of ``numbers`` [B, K]."""
+        """Each row of ``out`` [B, V, E] becomes the sum of those of ``values`` [B, K, E] that have its number in
+        ``numbers`` [B, K]."""
 
     def enter_thread(self) -> None:
         """Called first in a thread that is going to compute."""
@@ -59,7 +62,7 @@ class Arrays(Protocol):
 class NumpyArrays:
     """NumPy on this machine's cores."""
 
-    module = np
+    module: Any = np
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         return array

@@ -59,12 +59,12 @@ class BatchedEngine:
 
     def plan(self, cohort: Cohort, data: Rows) -> Plan:
         """The chunks of ``cohort``: a function of the cohort, the data's counts and the budget alone."""
-        counts = data.counts(cohort.clients)
+        counts = data.counts[cohort.clients]
         training = cohort.training
         steps = np.array([training.steps_for(count) for count in counts.tolist()], np.int64)
         order = np.lexsort((cohort.clients, -counts, -steps))
         clients, counts = cohort.clients[order], counts[order]
-        width = 4 * int(np.prod(data.rows(clients[:1])[0].shape[2:])) + 8 if len(clients) else 0
+        width = 4 * int(np.prod(data.rows(clients[:1]).inputs.shape[2:])) + 8 if len(clients) else 0
         chunks: list[tuple[Clients, Counts]] = []
         first = 0
         while first < len(clients):
@@ -109,11 +109,12 @@ class BatchedEngine:
         """Train ``clients`` [B], most steps first, at once."""
         arrays, training = self._arrays, cohort.training
         start = arrays.put(cohort.start) if start is None else start
-        inputs, labels, counts = data.rows(clients)
+        rows = data.rows(clients)
+        counts = rows.counts
         schedule = stack_schedules(cohort, clients, counts)
         indices = arrays.put(schedule.indices)
-        batches = arrays.rows(arrays.put(inputs), indices)
-        answers = arrays.rows(arrays.put(labels), indices)
+        batches = arrays.rows(arrays.put(rows.inputs), indices)
+        answers = arrays.rows(arrays.put(rows.labels), indices)
         shares = arrays.put(schedule.shares)
 
         weights = arrays.copies(start, len(clients))

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from federated.data import Padded
 from federated.device import LocalTraining
-from federated.models.model import Inputs
 from federated.weights import Array
 
 Clients = npt.NDArray[np.int64]
@@ -20,11 +20,12 @@ Counts = npt.NDArray[np.int64]
 class Rows(Protocol):
     """Where clients' examples come from: ``federated.data.Federation`` is one."""
 
-    def counts(self, clients: Clients) -> Counts:
-        """How many examples each client trains on [B], at least one."""
+    @property
+    def counts(self) -> Counts:
+        """Training rows of each client of the population [C]."""
 
-    def rows(self, clients: Clients) -> tuple[Inputs, npt.NDArray[np.int64], Counts]:
-        """Padded examples [B, M, ...], labels [B, M] and counts [B]."""
+    def rows(self, clients: Clients) -> Padded:
+        """Their training rows, padded."""
 
 
 @dataclass(frozen=True)

@@ -140,12 +140,8 @@ class ModuleNetwork:
         trained = {name: part for name, part in self._model.state(weights).items() if self._trained(name)}
         scores = functional_call(self._module, trained | buffers, (inputs,))
         loss = (self._model.loss(scores, labels) * shares).sum()
-        moved = torch.cat(
-            [
-                (buffers.get(f.name, trained.get(f.name))).detach().reshape(-1).float()
-                for f in self._layout.fields
-            ]
-        )
+        state = trained | buffers
+        moved = torch.cat([state[f.name].detach().reshape(-1).float() for f in self._layout.fields])
         return loss, moved
 
     def _trained(self, name: str) -> bool:

@@ -27,8 +27,9 @@ class Network(Protocol):
     ``shares`` [B, M] are what each row of a batch weighs: one over the size of its client's batch, 0 for padding.
     """
 
-    needs_equal_batches: bool
-    """Whether padding would change the result (batch normalisation): then only equal batches go together."""
+    @property
+    def needs_equal_batches(self) -> bool:
+        """Whether padding would change the result (batch normalisation): then only equal batches go together."""
 
     def row_bytes(self, batch: int) -> int:
         """About how many bytes of activations one client takes at a step with ``batch`` rows."""

@@ -29,10 +29,10 @@ class ReferenceEngine:
         ordered = np.sort(cohort.clients)
         for first in range(0, len(ordered), self._chunk):
             clients = ordered[first : first + self._chunk]
-            inputs, labels, counts = data.rows(clients)
+            rows = data.rows(clients)
             controls = None if cohort.controls is None else cohort.controls(clients)
             updates: list[Update] = []
-            for place, (client, count) in enumerate(zip(clients.tolist(), counts.tolist(), strict=True)):
+            for place, (client, count) in enumerate(zip(clients.tolist(), rows.counts.tolist(), strict=True)):
                 control = None
                 if controls is not None and cohort.server_control is not None:
                     control = ControlVariates(cohort.server_control, controls[place])
@@ -41,8 +41,8 @@ class ReferenceEngine:
                         self._model,
                         self._model.layout(),
                         cohort.start,
-                        inputs[place, :count],
-                        labels[place, :count],
+                        rows.inputs[place, :count],
+                        rows.labels[place, :count],
                         cohort.training,
                         device_generator(cohort.seed, client, cohort.iteration),
                         control,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from federated.data import Padded
 from federated.device import LocalTraining
 from federated.models import Model, make_model
 from federated.simulator import Cohort, Engine, make_engine
@@ -28,12 +29,13 @@ class Ragged:
     labels: npt.NDArray[np.int64]
     sizes: Counts
 
-    def counts(self, clients: Clients) -> Counts:
-        return self.sizes[clients]
+    @property
+    def counts(self) -> Counts:
+        return self.sizes
 
-    def rows(self, clients: Clients) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Counts]:
+    def rows(self, clients: Clients) -> Padded:
         widest = int(self.sizes[clients].max())
-        return self.inputs[clients, :widest], self.labels[clients, :widest], self.sizes[clients]
+        return Padded(self.inputs[clients, :widest], self.labels[clients, :widest], self.sizes[clients])
 
 
 def ragged(clients: int, most: int, text: bool = False, seed: int = 0) -> Ragged:
