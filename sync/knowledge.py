@@ -127,6 +127,10 @@ class Known:
         _above(time, writer, self.writers, self.times, found)
         return found.view(np.bool_)
 
+    def is_below(self, time: int, writer: int) -> bool:
+        """Whether it does not cover one version."""
+        return bool(self.above(np.array([time], np.uint64), np.array([writer], np.uint32))[0])
+
     def scan(self, time: Times, writer: Writers) -> Slots:
         """The places of the versions [N] that it does not cover; where the time is 0 there is none."""
         found = np.empty(len(time), np.int32)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sync.clock import MAX_TIME
 from sync.contents import Contents
 from sync.errors import BadShape, ClockAhead
 from sync.index import KeyIndex
 from sync.knowledge import MAX_WRITERS, Known, newer
 from sync.optimisers import group
 from sync.records import Generation, Graves, Learned, Rows, Update
+from sync.retirement import Settled
 
 Keys = npt.NDArray[np.uint64]
 Epochs = Mapping[int, int]
@@ -89,7 +89,7 @@ def winners(here: Contents, update: Update) -> Won:
     new = {writer: epoch for writer, epoch in update.epochs.items() if writer not in here.epochs}
     epochs = here.epochs | new
     known = Known.of(here.knowledge, here.horizon.retired, epochs)
-    final = _Final.of(here, update.final, epochs)
+    settled = Settled.of(here, update.final, epochs)
     merged = covered = lost = 0
     rows, graves = list[Rows](), list[Graves]()
     for part in update.versioned:
@@ -98,8 +98,8 @@ def winners(here: Contents, update: Update) -> Won:
         wins = newer((part.time, part.writer), latest, epochs) & uncovered
         covered += len(wins) - int(uncovered.sum())
         lost += int(uncovered.sum()) - int(wins.sum())
-        if final is not None:
-            wins |= final.undone(part, latest)
+        if settled is not None:
+            wins |= settled.undone(part, latest)
         merged += int(wins.sum())
         if not wins.any():
             continue
@@ -110,41 +110,10 @@ def winners(here: Contents, update: Update) -> Won:
     generations = tuple(
         one
         for one in update.generations
-        if (_is_above(known, one) and _is_newer(here, one, epochs))
-        or (final is not None and final.is_undone(here.dense(one.table), one))
+        if (known.is_below(one.time, one.writer) and _is_newer(here, one, epochs))
+        or (settled is not None and settled.is_undone(here.dense(one.table), one))
     )
     return Won(tuple(rows), tuple(graves), generations, new, merged, covered, lost)
-
-
-@dataclass(frozen=True, slots=True)
-class _Final:
-    """What a full replacement settles: retired writers wrote what the sender holds of theirs, and nothing else."""
-
-    closed: Known
-    complete: bool
-    """Whether the sender knows all deletions that were forgotten here, so that what is not here is just missing."""
-
-    @staticmethod
-    def of(here: Contents, final: Learned | None, epochs: Epochs) -> _Final | None:
-        if final is None or final.horizon.retired <= here.horizon.retired:
-            return None
-        closed = Known.of({}, final.horizon.retired, epochs)
-        theirs = Known.of(final.knowledge, final.horizon.retired, epochs)
-        return _Final(closed, theirs.covers(here.horizon.graves))
-
-    def undone(self, part: Rows | Graves, latest: tuple[Times, Writers]) -> Wins:
-        """Which states of ``part`` [N] replace ``latest`` [N] though they are no news."""
-        time, writer = latest
-        other = (time != part.time) | (writer != part.writer)
-        wins: Wins = ~self.closed.above(time, writer) & other
-        if self.complete:
-            wins |= (time == 0) & ~self.closed.above(part.time, part.writer)
-        return wins
-
-    def is_undone(self, here: Generation, other: Generation) -> bool:
-        """The same of a generation."""
-        closed = here.time == 0 or not _is_above(self.closed, here)
-        return bool(closed) and (here.time, here.writer) != (other.time, other.writer)
 
 
 def _rows(part: Rows, wins: Wins) -> Rows:
@@ -153,11 +122,6 @@ def _rows(part: Rows, wins: Wins) -> Rows:
     return Rows(
         part.table, part.keys[wins], part.values[wins], part.state[wins], part.time[wins], part.writer[wins]
     )
-
-
-def _is_above(known: Known, one: Generation) -> bool:
-    version = np.array([one.time], np.uint64), np.array([one.writer], np.uint32)
-    return bool(known.above(*version)[0])
 
 
 def _is_newer(here: Contents, one: Generation, epochs: Epochs) -> bool:
@@ -198,34 +162,3 @@ def omitted(here: Contents, learned: Learned, whole: Mapping[str, Keys]) -> tupl
         if missing:
             found.append((spec.name, keys[slots < 0]))
     return tuple(found)
-
-
-def unsettled(
-    here: Contents, update: Update, dropped: Collection[tuple[str, Keys]]
-) -> tuple[int, tuple[str, ...]]:
-    """What would stay of retired writers beyond their last versions once ``update`` told of their retirement: how many
-    rows and graves, and the dense tables of generations that only these writers published."""
-    assert update.learned is not None
-    horizon = update.learned.horizon
-    epochs = here.epochs | dict(update.epochs)
-    limits = {
-        writer: horizon.last.get(writer, 0) if horizon.retired_before <= epoch < horizon.retired else MAX_TIME
-        for writer, epoch in epochs.items()
-    }
-    beyond = Known.of(limits)
-    rows, published = 0, []
-    told = {one.table for one in update.generations}
-    for spec in here.specs:
-        if spec.placement == "single":
-            one = here.dense(spec.name)
-            # A full replacement tells of all generations that there are.
-            closed = update.final is not None and epochs.get(one.writer, 0) < horizon.retired
-            beyond_last = closed or one.time > limits.get(one.writer, MAX_TIME)
-            if one.number and beyond_last and spec.name not in told:
-                published.append(spec.name)
-            continue
-        gone = [keys for name, keys in dropped if name == spec.name]
-        gone += [part.keys for part in update.versioned if part.table == spec.name]
-        keys = here.table(spec.name).scan(beyond)
-        rows += len(np.setdiff1d(keys, np.concatenate(gone))) if gone else len(keys)
-    return rows, tuple(published)

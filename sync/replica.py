@@ -29,10 +29,11 @@ from sync.contents import (
 from sync.errors import BadShape, BadSpec, OutOfOrder, SnapshotDamaged, TableFull, UnknownTable, Unsettled
 from sync.guard import NormState
 from sync.knowledge import Horizon, joined
-from sync.merging import check, is_news, omitted, times, unsettled, winners
+from sync.merging import check, is_news, omitted, times, winners
 from sync.pushes import Progress, Source
 from sync.records import Delta, Generation, Graves, Head, Learned, Update
 from sync.records import Rows as StoredRows
+from sync.retirement import unsettled
 from sync.table import Table
 
 __all__ = ["FIRST_PAGE", "PAGE_ROWS", "Counts", "PageCursor", "Replica", "ShardState", "Token"]

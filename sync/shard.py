@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sync.clock import MAX_TIME
 from sync.dense import live_values
 from sync.errors import BadPush, BadSpec
-from sync.knowledge import Horizon, Knowledge, Known, covers
+from sync.knowledge import Horizon, Knowledge, covers
 from sync.pushes import NOTHING, Push, PushOutcome, Source
-from sync.records import Graves, Learned
+from sync.records import Learned
 from sync.records import Rows as StoredRows
 from sync.replica import Replica
+from sync.retirement import as_own, older, out_of_turn
 from sync.table import Prepared, Refused, Table
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
 Arrays = list[tuple[Keys, Rows]]
-Part = TypeVar("Part", StoredRows, Graves)
 
 
 class Shard(Replica):
@@ -193,42 +191,28 @@ class Shard(Replica):
         now loses wherever it turns up. At most the epoch under which this shard writes itself."""
         self._require_owner()
         epoch = min(epoch, self.epochs[self.writer])
-        if epoch <= self.horizon.retired or not covers(held, self._older(epoch)):
+        if epoch <= self.horizon.retired or not covers(held, older(self, epoch)):
             return False
         learned = self._close(epoch)
         self._step(learned=learned)
         return True
 
-    def _older(self, epoch: int) -> dict[int, int]:
-        """What is known of the writers of fencing epochs below ``epoch``."""
-        return {w: time for w, time in self.knowledge.items() if self.epochs.get(w, 0) < epoch}
-
     def _close(self, epoch: int) -> Learned:
         """Nothing that is not here of writers of fencing epochs below ``epoch`` counts any more."""
         self._adopt(epoch)
-        learned = Learned({}, Horizon({}, epoch, self.horizon.retired, self._older(epoch)))
+        learned = Learned({}, Horizon({}, epoch, self.horizon.retired, older(self, epoch)))
         self._learn(learned)
         return learned
 
     def _adopt(self, epoch: int) -> None:
-        """Write again what came here out of turn of writers of fencing epochs below ``epoch``, and is more than is
-        known of them: nobody can tell whether it is all of theirs, and now it is this writer's."""
-        older = self._older(epoch)
-        limits = {w: older.get(w, 0) if e < epoch else MAX_TIME for w, e in self.epochs.items()}
-        beyond = Known.of(limits)
-        told = [
-            part
-            for table in self._tables.values()
-            if table.spec.placement == "hashed"
-            for part in table.told(table.located(table.scan(beyond)))
-            if len(part.keys)
-        ]
-        published = [one for one in self.generations() if one.time > limits.get(one.writer, MAX_TIME)]
-        if not (told or published):
+        """Write again what came here out of turn of writers of fencing epochs below ``epoch``: nobody can tell whether
+        it is all of theirs, and now it is this writer's."""
+        told, dug, published = out_of_turn(self, epoch)
+        if not (told or dug or published):
             return
         time = self.clock.tick()
-        rows = tuple(self._as_own(part, time) for part in told if isinstance(part, StoredRows))
-        graves = tuple(self._as_own(part, time) for part in told if isinstance(part, Graves))
+        rows = tuple(as_own(part, time, self.writer) for part in told)
+        graves = tuple(as_own(part, time, self.writer) for part in dug)
         for part in rows:
             self._put(part)
         for grave in graves:
@@ -239,12 +223,6 @@ class Shard(Replica):
             self._generations.publish(one, self._sequence)
         self.knowledge[self.writer] = time
         self._step(rows=lambda: rows, graves=graves, generations=generations)
-
-    def _as_own(self, part: Part, time: int) -> Part:
-        count = len(part.keys)
-        return replace(
-            part, time=np.full(count, time, np.uint64), writer=np.full(count, self.writer, np.uint32)
-        )
 
     def _require_owner(self) -> None:
         """Raises BadSpec unless this replica may write."""

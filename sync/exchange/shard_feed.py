@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sync.exchange.finding import How, missing
 from sync.exchange.messages import Piece, Want
 from sync.exchange.urgent import Overtaking
-from sync.knowledge import Known, joined, vector_of
+from sync.knowledge import joined, vector_of
 from sync.pushes import Progress, Source
 from sync.records import Generation, Graves, Learned, Rows, Update
 from sync.replica import Replica, Token
@@ -162,7 +162,7 @@ class ShardFeed:
         self._counts.found[how] += 1
         self._counts.replacements_total += whole
         learned = Learned(dict(shard.knowledge), shard.horizon, self._news_of_sources(shard))
-        generations = tuple(one for one in shard.generations() if _above(known, one))
+        generations = tuple(one for one in shard.generations() if known.is_below(one.time, one.writer))
         epochs = {
             writer: epoch for writer, epoch in shard.epochs.items()
             if writer in learned.knowledge or epoch < shard.horizon.retired
@@ -287,11 +287,6 @@ class ShardFeed:
     def _largest_row(self, shard: Replica) -> int:
         hashed = (spec.name for spec in shard.specs if spec.placement == "hashed")
         return max((self._row_bytes(shard.table(name)) for name in hashed), default=20)
-
-
-def _above(known: Known, one: Generation) -> bool:
-    version = np.array([one.time], np.uint64), np.array([one.writer], np.uint32)
-    return bool(known.above(*version)[0])
 
 
 def _epochs(
