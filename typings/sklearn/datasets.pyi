@@ -1,0 +1,11 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Bunch:
+    data: NDArray[np.float64]
+    target: NDArray[Any]
+
+def load_digits() -> Bunch: ...
+def load_breast_cancer() -> Bunch: ...
