@@ -53,7 +53,7 @@ def unpack(magic: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, npt.NDA
         if header.keys() != {"values", "vectors"} or not isinstance(values, dict):
             raise BodyMalformed("the header has other parts than values and vectors")
         rows = [(str(name), str(dtype), int(size)) for name, dtype, size in described]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise BodyMalformed(f"the header cannot be read: {error}") from error
     if any(dtype not in DTYPES or size < 0 for _, dtype, size in rows) or len({row[0] for row in rows}) < len(
         rows

@@ -5,7 +5,7 @@ rounded once per contribution, and integers are added. So the order of arrival, 
 chunks, and the number of each never change a bit. ``Bounds`` proves before the first upload that no sum can overflow.
 
 A mean is ``vectors[name] / scalars["weight"]``; both carry the same scale. Its rounding error is at most 2**-31
-per unit of mean weight.
+divided by the mean weight.
 """
 
 from __future__ import annotations

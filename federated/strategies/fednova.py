@@ -7,7 +7,7 @@ a_i = (τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ); with a proximal term 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from federated.device import Update
@@ -19,19 +19,18 @@ from federated.sums import Contribution, Sum
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedNova(Strategy):
     """``momentum``, ``proximal`` and ``rate`` are those of the devices' local training (``rate`` matters only with a
-    proximal term); ``max_steps`` caps the steps that a client may claim."""
+    proximal term)."""
 
     name: ClassVar[str] = "fednova"
     momentum: float = 0.0
     proximal: float = 0.0
     rate: float = 0.0
-    max_steps: int = 10_000
 
     def check(self) -> None:
         """Momentum and proximal exclude each other: the formula is known for one at a time."""
         Strategy.check(self)
-        if not 0.0 <= self.momentum < 1.0 or self.max_steps < 1:
-            raise ValueError("fednova: momentum must be at least 0 and below 1, max_steps at least 1")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError("fednova: momentum must be at least 0 and below 1")
         if self.proximal and (self.momentum or not 0.0 < self.rate * self.proximal < 1.0):
             raise ValueError(
                 "fednova: a proximal term needs the local rate (rate · proximal below 1) and no momentum"
@@ -39,27 +38,23 @@ class FedNova(Strategy):
 
     def effective_steps(self, steps: int) -> float:
         """a_i of a client that took ``steps`` steps."""
-        taken = min(steps, self.max_steps)
         if self.momentum:
             kept = self.momentum
-            return (taken - kept * (1.0 - kept**taken) / (1.0 - kept)) / (1.0 - kept)
+            return (steps - kept * (1.0 - kept**steps) / (1.0 - kept)) / (1.0 - kept)
         if self.proximal:
             pulled = self.rate * self.proximal
-            return (1.0 - (1.0 - pulled) ** taken) / pulled
-        return float(taken)
+            return (1.0 - (1.0 - pulled) ** steps) / pulled
+        return float(steps)
 
     def contribution(self, layout: Layout, update: Update) -> Contribution:
         """The difference per effective step, and the effective steps."""
-        effective = self.effective_steps(update.steps)
-        weight = float(min(update.examples, self.max_examples))
+        plain = Strategy.contribution(self, layout, update)
+        effective = self.effective_steps(plain.steps)
         normalised = scaled_weights(layout, update.vectors["difference"], 1.0 / effective)
-        return Contribution(
-            {**update.vectors, "difference": normalised},
-            weight,
-            update.examples,
-            update.steps,
-            update.loss,
-            {"effective_steps": effective},
+        return replace(
+            plain,
+            vectors={**update.vectors, "difference": normalised},
+            scalars={"effective_steps": effective},
         )
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:

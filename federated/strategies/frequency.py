@@ -9,7 +9,7 @@ moving average of the divergence: below ``low`` the steps are multiplied by ``gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from federated.device import Instructions, Update
@@ -28,7 +28,7 @@ class AdaptiveFrequency(FedAvg):
     name: ClassVar[str] = "adaptive"
     steps: int = 10
     min_steps: int = 1
-    max_steps: int = 100
+    max_steps: int = 100  # here also the most that a device is asked for
     low: float = 0.5
     high: float = 0.8
     growth: float = 1.25
@@ -56,9 +56,7 @@ class AdaptiveFrequency(FedAvg):
         """The difference and its squared norm."""
         plain = FedAvg.contribution(self, layout, update)
         norm = squared_norm(trained_only(layout, update.vectors["difference"]))
-        return Contribution(
-            plain.vectors, plain.weight, plain.examples, plain.steps, plain.loss, {"squared_norm": norm}
-        )
+        return replace(plain, scalars={"squared_norm": norm})
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:
         """One iteration."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, Literal
 
@@ -53,7 +53,7 @@ class NormBound(FedAvg):
         if norm <= self.bound:
             return plain
         shorter = scaled_weights(layout, update.vectors["difference"], self.bound / norm)
-        return Contribution({"difference": shorter}, plain.weight, plain.examples, plain.steps, plain.loss)
+        return replace(plain, vectors={"difference": shorter})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

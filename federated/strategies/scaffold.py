@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from federated.device import Instructions, Update
+from federated.device import Instructions
 from federated.layout import Layout
 from federated.strategies.strategy import ServerState, Strategy, Vector, settle
-from federated.sums import Contribution, Sum
+from federated.sums import Sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,6 @@ class Scaffold(Strategy):
     def instructions(self, state: ServerState) -> Instructions:
         """c travels with the weights."""
         return Instructions(vectors=("control",))
-
-    def contribution(self, layout: Layout, update: Update) -> Contribution:
-        """Difference and control change at weight 1."""
-        return Contribution(update.vectors, 1.0, update.examples, update.steps, update.loss)
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:
         """One iteration."""

@@ -72,7 +72,7 @@ class ServerState:
                 )
             iteration = int(values["iteration"])
             scalars = {str(name): float(value) for name, value in dict(values["scalars"]).items()}
-        except (BodyMalformed, KeyError, TypeError, ValueError) as error:
+        except (BodyMalformed, KeyError, OverflowError, TypeError, ValueError) as error:
             if isinstance(error, StateRefused):
                 raise
             raise StateRefused(f"not a server's state: {error}") from error
@@ -90,7 +90,8 @@ class ServerState:
 class Strategy:
     """The base of all: what is common, with FedAvg's weights. Subclasses say how the weights change.
 
-    ``server_rate`` multiplies the step; ``max_examples`` caps the weight of a client, whatever it claims.
+    ``server_rate`` multiplies the step; ``max_examples`` and ``max_steps`` cap what a client weighs and how many steps
+    count for it, whatever it claims.
     """
 
     name: ClassVar[str] = ""
@@ -101,14 +102,17 @@ class Strategy:
 
     server_rate: float = 1.0
     max_examples: int = 10_000
+    max_steps: int = 10_000
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
         """Raise ValueError for options out of range."""
-        if not 0.0 < self.server_rate < np.inf or self.max_examples < 1:
-            raise ValueError(f"{self.name}: server_rate must be positive and max_examples at least 1")
+        if not 0.0 < self.server_rate < np.inf or self.max_examples < 1 or self.max_steps < 1:
+            raise ValueError(
+                f"{self.name}: server_rate must be positive, max_examples and max_steps at least 1"
+            )
 
     @property
     def largest_weight(self) -> int:
@@ -130,8 +134,9 @@ class Strategy:
 
     def contribution(self, layout: Layout, update: Update) -> Contribution:
         """What an update adds to the sum."""
-        weight = float(min(update.examples, self.max_examples))
-        return Contribution(update.vectors, weight, update.examples, update.steps, update.loss)
+        weight = float(min(update.examples, self.largest_weight))
+        steps = min(update.steps, self.max_steps)
+        return Contribution(update.vectors, weight, update.examples, steps, update.loss)
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:
         """The state after an iteration whose contributions are ``total``. Raises ZeroDivisionError for none."""

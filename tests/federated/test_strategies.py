@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from federated import (
     Contribution,
@@ -162,6 +164,12 @@ def test_a_client_that_lies_about_its_examples_weighs_no_more_than_the_cap() -> 
     (found,) = run(strategy, [[honest, liar]])
     equal = (honest.vectors["difference"] + liar.vectors["difference"]) / 2.0
     np.testing.assert_allclose(found, START + equal, rtol=1e-6)
+    for name in STRATEGIES:
+        strategy = make_strategy(name, **{"max_examples": 10, "max_steps": 12, **OPTIONS.get(name, {})})
+        update = Update({"difference": START, "control": START}, 10**9, 10**9, 0.0)
+        contribution = strategy.contribution(LAYOUT, update)
+        assert contribution.weight == (1.0 if name == "scaffold" else 10.0)
+        assert contribution.steps == 12
 
 
 def test_what_devices_are_asked_for() -> None:
@@ -402,6 +410,38 @@ def test_a_state_survives_its_bytes_and_foreign_ones_are_refused() -> None:
     nested = b"HWf1" + (60_000).to_bytes(4, "little") + b"[" * 60_000
     with pytest.raises(StateRefused):
         ServerState.from_bytes(nested, LAYOUT)
+
+
+@settings(deadline=None, max_examples=300)
+@given(at=st.integers(0, 400), value=st.binary(min_size=1, max_size=9))
+def test_a_damaged_state_is_refused_or_still_finite_and_of_the_layout(at: int, value: bytes) -> None:
+    state = make_strategy("scaffold", population=3).init(LAYOUT, START).following({}, {"mark": 1.5})
+    body = state.to_bytes()
+    at = min(at, len(body) - 1)
+    try:
+        found = ServerState.from_bytes(body[:at] + value + body[at + len(value) :], LAYOUT)
+    except StateRefused:
+        return
+    assert found.iteration >= 0
+    assert found.weights.shape == (SIZE,)
+    assert all(np.isfinite(vector).all() for vector in found.vectors.values())
+
+
+@pytest.mark.parametrize(
+    "number", [b"Infinity", b"NaN", b"1e999", b"-1", b"9" * 5_000, b"[1]"], ids=lambda b: b[:9]
+)
+def test_a_state_whose_numbers_are_no_numbers_is_refused(number: bytes) -> None:
+    state = make_strategy("fedavg").init(LAYOUT, START)
+    body = state.to_bytes()
+    length = int.from_bytes(body[4:8], "little")
+    header = body[8 : 8 + length]
+    for key in (b'"iteration":0', b'"weights","<f4",6'):
+        wrong = header.replace(key, key[:-1] + number)
+        assert wrong != header
+        with pytest.raises(StateRefused):
+            ServerState.from_bytes(
+                body[:4] + len(wrong).to_bytes(4, "little") + wrong + body[8 + length :], LAYOUT
+            )
 
 
 def test_unknown_names_options_and_values_are_refused_with_the_nearest_known() -> None:
