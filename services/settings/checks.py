@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.settings.model import ModelSettings, ParameterSettings, Settings
+from pydantic import SecretStr
+
+from services.settings.model import FederationSettings, ModelSettings, ParameterSettings, Settings
 from services.settings.problems import SettingProblem
 from services.settings.shards import ALLOWED as SHARDS
 from services.settings.shards import written_shards
@@ -65,6 +67,8 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
         "parameters.advertise": settings.parameters.advertise,
         "wan.control": settings.wan.control,
         "wan.advertise": settings.wan.advertise,
+        "federation.listen": settings.federation.listen,
+        "federation.advertise": settings.federation.advertise,
     }
     for name, text in addresses.items():
         if text is not None and "://" not in text:
@@ -78,6 +82,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
     yield from _check_replicas(settings.parameters)
     yield from _check_sync(settings)
     yield from _check_links(settings)
+    yield from _check_federation(settings.federation)
     if settings.trainer.count > settings.log.partitions:
         yield SettingProblem(
             "trainer.count",
@@ -90,16 +95,7 @@ def check(settings: Settings) -> Iterator[SettingProblem]:
 
 
 def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
-    for number, key in enumerate(settings.api.keys, 1):
-        if not _HASHED_KEY.fullmatch(key.get_secret_value()):
-            yield SettingProblem(
-                "api.keys",
-                "**********",
-                "",
-                f"entry {number} is not a hashed key",
-                "make one with `headwater config new-key read`",
-                f"SCOPE:SHA256 with a scope of {', '.join(SCOPES)} and 64 lower-case hexadecimal digits",
-            )
+    yield from _check_hashed("api.keys", settings.api.keys)
     try:
         open_to_others = not parse_address(settings.api.listen).loopback
     except ValueError:
@@ -112,6 +108,66 @@ def _check_keys(settings: Settings) -> Iterator[SettingProblem]:
             "others could reach this address, and no key is set",
             "make a key with `headwater config new-key admin` and put it into api.keys",
             "a loopback address such as 127.0.0.1:8080, or any address together with api.keys",
+        )
+
+
+def _check_hashed(name: str, keys: Iterable[SecretStr]) -> Iterator[SettingProblem]:
+    for number, key in enumerate(keys, 1):
+        if not _HASHED_KEY.fullmatch(key.get_secret_value()):
+            yield SettingProblem(
+                name,
+                "**********",
+                "",
+                f"entry {number} is not a hashed key",
+                "make one with `headwater config new-key read`",
+                f"SCOPE:SHA256 with a scope of {', '.join(SCOPES)} and 64 lower-case hexadecimal digits",
+            )
+
+
+def _check_federation(federation: FederationSettings) -> Iterator[SettingProblem]:
+    """Whom federation's servers let in, and what an edge needs."""
+    yield from _check_hashed("federation.keys", federation.keys)
+    for name, given, needs, other in (
+        ("certificate", federation.certificate, "certificate_key", federation.certificate_key),
+        ("certificate_key", federation.certificate_key, "certificate", federation.certificate),
+        ("client_ca", federation.client_ca, "certificate", federation.certificate),
+    ):
+        if given is not None and other is None:
+            yield SettingProblem(
+                f"federation.{name}", str(given), "", f"without federation.{needs} it is of no use",
+                f"set federation.{needs}", f"a file, together with federation.{needs}",
+            )  # fmt: skip
+    store = federation.store.get_secret_value()
+    if store and not store.startswith(("sqlite:", "redis://", "rediss://")):
+        allowed = "sqlite:FOLDER, redis://HOST:PORT/DB, rediss://..., or nothing"
+        yield SettingProblem("federation.store", "**********", "", "is no store", allowed=allowed)
+    if federation.role == "edge" and not federation.parent.startswith(("http://", "https://")):
+        reason = "an edge needs the address of its parent"
+        yield SettingProblem("federation.parent", federation.parent, "", reason, allowed="https://HOST:PORT")
+    try:
+        open_to_others = not parse_address(federation.listen).loopback
+    except ValueError:
+        return
+    lacking = [
+        what
+        for what, there in (
+            ("federation.certificate", federation.certificate is not None),
+            (
+                "federation.tokens or federation.client_ca",
+                federation.tokens or federation.client_ca is not None,
+            ),
+            ("federation.keys", bool(federation.keys) or federation.role == "edge"),
+        )
+        if not there
+    ]
+    if open_to_others and lacking:
+        yield SettingProblem(
+            "federation.listen",
+            federation.listen,
+            "",
+            f"others could reach this address, and there is no {', no '.join(lacking)}",
+            f"set {', '.join(lacking)}",
+            "a loopback address, or any address with TLS, tokens or client certificates, and an operator's key",
         )
 
 

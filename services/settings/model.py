@@ -247,6 +247,53 @@ class FreshnessSettings(Section):
     """Regions to watch beside home, each as ``eu=http://HOST:PORT``. Those that run on this machine are found."""
 
 
+class FederationSettings(Section):
+    """Federated rounds with real devices: servers over a shared store, and edges near the clients."""
+
+    role: Literal["server", "scheduler", "edge"] = "server"
+    """``server`` serves devices and sums what they send, ``scheduler`` creates and watches jobs alone, ``edge`` serves
+    the devices of its region for one job of its parent."""
+    listen: str = "127.0.0.1:8090"
+    advertise: str | None = None
+    store: SecretStr = SecretStr("")
+    """What all servers share: ``sqlite:FOLDER`` on one machine, ``redis://HOST:PORT/DB`` for several. Empty: SQLite in
+    the data folder. An edge has a store of its own."""
+    keys: tuple[SecretStr, ...] = ()
+    """Hashed keys of operators, ``scope:sha256-hex`` (made by ``headwater config new-key SCOPE``): ``read`` lists,
+    ``admin`` makes, stops and resumes jobs and enrols clients."""
+    tokens: bool = False
+    """Whether a device needs a token that its job has signed (``headwater fl token``)."""
+    certificate: Path | None = None
+    """TLS: the server's certificate with its chain (PEM)."""
+    certificate_key: Path | None = None
+    client_ca: Path | None = None
+    """TLS: only clients with a certificate of this authority may connect, and the certificate's name is their id."""
+    max_connections: Count = 1_024
+    """Open connections; beyond them new ones are closed at once."""
+    header_timeout: Duration = 10.0
+    """A connection that has not sent a whole request head by then is closed."""
+    body_timeout: Duration = 60.0
+    """A body that has not arrived whole by then is refused. Long uploads travel in parts, each with this time."""
+    part_size: Size = 4 * 2**20
+    """A body may be this long; longer uploads travel in parts of it, which can be resumed."""
+    max_waiting: Count = 10_000
+    """Requests that wait for the store at most; beyond it, 429."""
+    threads: Annotated[int, Field(ge=1, le=64)] = 8
+    """Bodies that are checked and stored at once."""
+    heartbeat: Duration = 2.0
+    """How often a server says that it lives. One that has been silent for five of them is no longer listed."""
+    parent: str = ""
+    """An edge's parent, as ``https://HOST:PORT``."""
+    parent_ca: Path | None = None
+    """An edge's authority for its parent's certificate, where it is not one that the system knows."""
+    token_file: Path | None = None
+    """An edge's token (``headwater fl token JOB EDGE --edge``)."""
+    job: str = ""
+    """An edge's job. Empty: the only one of its parent."""
+    edge_wait: Duration = 1.0
+    """How long an edge gathers uploads before it hands their sum on, unless all whom it admitted have sent theirs."""
+
+
 class ModelSettings(Section):
     """Shape of the models trained online, and how their parameters are kept and learned: the same for every process.
     A model is declared with these once, by the first trainer; another shape needs another name."""
@@ -315,5 +362,6 @@ class Settings(Section):
     rpc: RpcSettings = RpcSettings()
     wan: WanSettings = WanSettings()
     freshness: FreshnessSettings = FreshnessSettings()
+    federation: FederationSettings = FederationSettings()
     model: ModelSettings = ModelSettings()
     recommendation: RecommendationSettings = RecommendationSettings()
