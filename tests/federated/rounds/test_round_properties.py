@@ -61,8 +61,11 @@ class RoundsUnderFire(RuleBasedStateMachine):
         self.accepted: dict[tuple[str, int], bytes] = {}
         self.held: list[Task] = []
         self.merged: list[int] = []
+        self.clock = 0.0
+        self.buffered = self.rounds.settings.mode == "buffered"
 
     def ask(self, number: int, requests: list[Request], late: float) -> list[Reply]:
+        self.before = self.desks[0].header().iteration
         replies = self.desks[number].handle(requests, self.now + late, [0.5] * len(requests))
         for request, reply in zip(requests, replies, strict=True):
             self.note(request, reply)
@@ -71,6 +74,7 @@ class RoundsUnderFire(RuleBasedStateMachine):
     def note(self, request: Request, reply: Reply) -> None:
         if isinstance(reply, Admitted):
             place = (request.client, reply.iteration)
+            assert reply.repeated == (place in self.tickets) or self.buffered, "started twice, or forgotten"
             assert self.tickets.setdefault(place, reply.ticket) == reply.ticket
             assert reply.repeated or place not in self.accepted
         if isinstance(reply, Accepted):
@@ -78,6 +82,7 @@ class RoundsUnderFire(RuleBasedStateMachine):
             place = (request.client, request.iteration)
             assert place in self.tickets, "counted without being admitted"
             assert reply.repeated == (place in self.accepted), "counted twice, or forgotten"
+            assert reply.repeated or self.buffered or request.iteration >= self.before, "counted when over"
             assert self.accepted.setdefault(place, request.digest) == request.digest
         if isinstance(reply, Finished):
             assert self.desks[0].header().phase is Phase.FINISHED
@@ -173,6 +178,11 @@ class RoundsUnderFire(RuleBasedStateMachine):
         assert header.in_flight <= self.rounds.settings.max_concurrency
         assert header.version == header.valid == len(self.merged)
         assert len(set(self.merged)) == len(self.merged), "a model was made twice of one iteration"
+
+    @invariant()
+    def time_never_runs_backwards(self) -> None:
+        assert self.clock <= self.desks[0].header().clock
+        self.clock = self.desks[0].header().clock
 
     @invariant()
     def iterations_end_within_their_windows(self) -> None:
