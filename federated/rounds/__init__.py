@@ -3,7 +3,7 @@
 from federated.rounds.aggregation import Task, Work
 from federated.rounds.desk import Desk, JobUnknown
 from federated.rounds.keys import Keys
-from federated.rounds.machine import Decision, Rounds, valid_id
+from federated.rounds.machine import Decision, Rounds, Together, valid_id
 from federated.rounds.messages import (
     Accepted,
     Admitted,
@@ -54,6 +54,7 @@ __all__ = [
     "Task",
     "Thresholds",
     "Tickets",
+    "Together",
     "UploadRequest",
     "Work",
     "valid_id",

@@ -140,6 +140,30 @@ class Desk:
             return replies
         raise StoreUnavailable("iterations end faster than a request can be served")
 
+    def handle_together(
+        self, requests: Sequence[UploadRequest], now: float, draw: float
+    ) -> Mapping[str, Reply]:
+        """Count an edge's sum: see ``Rounds.upload_together``. Gives whose part is wrong; nobody's: all are counted.
+        Raises JobUnknown, StoreUnavailable and ValueError."""
+        if not 1 <= len(requests) <= MOST_REQUESTS:
+            raise ValueError(f"{len(requests)} uploads in one sum: 1 to {MOST_REQUESTS} are possible")
+        keys = [self.keys.entry(request.iteration, request.client) for request in requests]
+
+        def step(
+            values: Mapping[str, bytes | None],
+        ) -> tuple[Mapping[str, bytes | None], tuple[Mapping[str, Reply], tuple[Closed, ...]]]:
+            before = self._header(values)
+            entries = [_entry(values[key]) for key in keys]
+            found = self.rounds.upload_together(before, entries, requests, now, draw)
+            writes = self._moved(before, found.header, found.closed)
+            writes |= {key: entry.to_bytes() for key, entry in zip(keys, found.entries, strict=False)}
+            writes |= {self.keys.slot(slot.iteration, slot.index): slot.to_bytes() for slot in found.slots}
+            return writes, (found.wrong, found.closed)
+
+        wrong, closed = self.store.transact([self.keys.header, *keys], step)
+        self._sweep(closed)
+        return wrong
+
     def tick(self, now: float) -> list[Closed]:
         """Apply the windows that have run out. Servers call it at least every second."""
         return self._change(lambda header: self.rounds.tick(header, now) or Decision(header))

@@ -8,6 +8,7 @@ shortens windows by what it is ahead, no more.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -48,6 +49,18 @@ class Decision:
     reply: Reply | None = None
     slot: Slot | None = None
     closed: tuple[Closed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What became of an edge's sum: the new header, the members' entries and slots in order, or whose part is
+    ``wrong``; ``closed`` are the iterations that ended."""
+
+    header: Header
+    entries: tuple[Entry, ...]
+    slots: tuple[Slot, ...]
+    wrong: Mapping[str, Reply]
+    closed: tuple[Closed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,43 @@ class Rounds:
         after, more = self.life.close_full(after)
         accepted = Accepted(request.iteration, self._come_back(after, draw))
         return Decision(after, entry, accepted, slot, closed + more)
+
+    def upload_together(
+        self,
+        header: Header,
+        entries: Sequence[Entry | None],
+        requests: Sequence[UploadRequest],
+        now: float,
+        draw: float,
+    ) -> Together:
+        """An edge's sum of several uploads asks to be counted: all of them count, or none does and ``wrong`` says whose
+        cannot, with the reply that each alone would get. The sum may pass the iteration's threshold, since it cannot be
+        cut. Synchronous modes only: staleness differs between members. Raises ValueError in buffered mode."""
+        if self.settings.mode == "buffered":
+            raise ValueError("sums of edges are for synchronous modes")
+        header, closed = self.life.settle(header, now)
+        wrong: dict[str, Reply] = {}
+        for entry, request in zip(entries, requests, strict=True):
+            reply: Reply | None = self._unsound(header, entry, request, draw)
+            if reply is None and entry is not None:
+                counted = entry.counted
+                reply = (
+                    self._repeat(header, entry, request, draw)
+                    if counted
+                    else self._too_late(header, entry, draw)
+                )
+            if reply is not None:
+                wrong[request.client] = reply
+        if wrong:
+            return Together(header, (), (), wrong, closed)
+        changed, slots = list[Entry](), list[Slot]()
+        for entry, request in zip(entries, requests, strict=True):
+            assert entry is not None
+            header, entry, slot = self._count(header, entry, request)
+            changed.append(entry)
+            slots.append(slot)
+        header, more = self.life.close_full(header)
+        return Together(header, tuple(changed), tuple(slots), {}, closed + more)
 
     def _unsound(
         self, header: Header, entry: Entry | None, request: UploadRequest, draw: float
