@@ -1,0 +1,169 @@
+"""The worker that sums what was counted: takes tasks under leases, as every server does.
+
+A group's uploads become one integer sum; the last task merges the sums and lets the strategy make the next version.
+Results are stored under the attempt's own name before they are delivered, so a server that dies, or was only slow,
+neither loses nor overwrites anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from federated.compression import BodyRefused
+from federated.rounds import Desk, JobUnknown, RecordRefused, Slot, Store, StoreUnavailable, Task
+from federated.strategies import StateRefused
+from federated.sums import Contribution, ContributionRefused, Sum, SumMismatch, add_all
+from services.federation.batches import load_batch
+from services.federation.hosted import HostedJob
+from services.federation.versions import VersionGone, load_state, publish
+
+CHUNK_BYTES: Final = 64 * 2**20
+"""Decoded vectors held at once while a group is summed."""
+_IDLE_S: Final = (0.01, 0.25)
+
+log = logging.getLogger(__name__)
+
+
+class LeaseLost(RuntimeError):
+    """Another server has taken or done the task; going on is of no use."""
+
+
+@dataclass
+class Done:
+    """What this server's worker did, for the metrics."""
+
+    groups: int = 0
+    merges: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+class Aggregator:
+    """Works for one job. ``name`` is the server's. ``step`` does one task; ``run`` does them until told to stop."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: HostedJob,
+        desk: Desk,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._desk = desk
+        self._name = name
+        self._clock = clock
+        self._chunk = max(1, chunk_bytes // (4 * max(1, job.layout.size) * len(job.vectors)))
+        self.done = Done()
+        self.wake = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Take and do tasks until ``stop`` is set. ``wake`` makes it look at once."""
+        idle_s = _IDLE_S[0]
+        while not stop.is_set():
+            try:
+                worked = self.step()
+            except StoreUnavailable as error:
+                log.warning("job %s: %s", self._job.name, error)
+                worked = False
+            except JobUnknown:
+                return
+            idle_s = _IDLE_S[0] if worked else min(2 * idle_s, _IDLE_S[1])
+            if not worked and self.wake.wait(idle_s):
+                self.wake.clear()
+                idle_s = _IDLE_S[0]
+
+    def step(self) -> bool:
+        """Do one task, if there is one. Raises StoreUnavailable and JobUnknown."""
+        task = self._desk.claim(self._name, self._clock())
+        if task is None:
+            return False
+        began = time.perf_counter()
+        try:
+            if task.kind == "group":
+                self._sum(task)
+            else:
+                self._merge(task)
+        except LeaseLost as error:
+            log.info("job %s: %s", self._job.name, error)
+        except (
+            BodyRefused,
+            ContributionRefused,
+            RecordRefused,
+            StateRefused,
+            SumMismatch,
+            VersionGone,
+        ) as error:
+            self.done.failures += 1
+            failures = self._desk.give_up(task, self._clock())
+            log.error("job %s: %s failed %d times: %s", self._job.name, task, failures, error)
+        self.done.seconds += time.perf_counter() - began
+        return True
+
+    def _sum(self, task: Task) -> None:
+        total = self._job.empty_sum()
+        if self._job.strategy.needs == "sum":
+            for chunk in self._chunks(self._desk.slots(task)):
+                self._add(total, chunk)
+                if not self._desk.renew(task, self._clock()):
+                    raise LeaseLost(
+                        f"group {task.number} of iteration {task.iteration} went to another server"
+                    )
+        keys = self._job.keys
+        self._store.put_blob(keys.partial(task.iteration, task.number, task.attempt), total.to_bytes())
+        self.done.groups += self._desk.deliver(task, self._clock())
+
+    def _add(self, total: Sum, slots: Sequence[Slot]) -> None:
+        contributions: list[Contribution] = []
+        for slot in slots:
+            body = self._store.get_blob(self._job.keys.body(slot.started, slot.client, slot.digest))
+            if body is not None:
+                contributions.append(self._job.contribution_of(slot, body))
+                continue
+            batch = load_batch(self._store, self._job, slot.started, slot.digest)
+            if batch is None:
+                raise RecordRefused(f"the body of slot {slot.index} in iteration {slot.iteration} is missing")
+            # Its members stand in consecutive slots, perhaps of two groups: that of the first one adds it.
+            if batch.clients[0] == slot.client:
+                total.merge(batch.total)
+        add_all(total, contributions)
+
+    def _merge(self, task: Task) -> None:
+        job, keys = self._job, self._job.keys
+        header = self._desk.header()
+        if header.iteration != task.iteration:
+            raise LeaseLost(f"iteration {task.iteration} is over")
+        state = load_state(self._store, job, header.version, header.attempt)
+        if job.strategy.needs == "updates":
+            slots = self._desk.slots(replace(task, first=0, last=header.uploads))
+            state = job.strategy.apply_updates(state, self._sorted(slots))
+        else:
+            total = job.empty_sum()
+            for number, attempt in task.partials:
+                body = self._store.get_blob(keys.partial(task.iteration, number, attempt))
+                if body is None:
+                    raise RecordRefused(f"partial sum {number} of iteration {task.iteration} is missing")
+                total.merge(Sum.from_bytes(body, job.layout.size, job.bounds, job.vectors))
+            state = job.strategy.apply(state, total)
+        publish(self._store, job, header.version + 1, task.attempt, state, header.attempt)
+        self.done.merges += self._desk.deliver(task, self._clock())
+
+    def _sorted(self, slots: Sequence[Slot]) -> list[Contribution]:
+        found = []
+        for slot in sorted(slots, key=lambda slot: slot.client):
+            body = self._store.get_blob(self._job.keys.body(slot.started, slot.client, slot.digest))
+            if body is None:
+                raise RecordRefused(f"the body of slot {slot.index} in iteration {slot.iteration} is missing")
+            found.append(self._job.contribution_of(slot, body))
+        return found
+
+    def _chunks(self, slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
+        for start in range(0, len(slots), self._chunk):
+            yield slots[start : start + self._chunk]

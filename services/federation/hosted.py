@@ -1,0 +1,90 @@
+"""A job as a server holds it: everything that its file says, made into the objects that do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from federated.compression import Grid, Scheme
+from federated.device import INITIAL, LocalTraining, Update, device_generator
+from federated.layout import Layout
+from federated.models import Model
+from federated.payload import decode_update, most_payload, shared_seed
+from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
+from federated.selection import Selection
+from federated.strategies import ServerState, Strategy
+from federated.sums import Bounds, Contribution, Sum, check
+
+
+@dataclass(frozen=True)
+class HostedJob:
+    """``scheme`` None: uploads are float32. ``grid`` None: downloads are whole models in float32.
+
+    ``key`` is the job's secret: it signs tickets and enrolments.
+    """
+
+    name: str
+    model: Model
+    strategy: Strategy
+    training: LocalTraining
+    settings: RoundSettings
+    selection: Selection
+    seed: int
+    key: bytes = field(repr=False)
+    scheme: Scheme | None = None
+    grid: Grid | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the model's arrays lie in its vector."""
+        return self.model.layout()
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Where it is kept in the store."""
+        return Keys(self.name)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Its rules."""
+        return Rounds(self.settings, Tickets(self.name, self.key), self.selection)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Of every sum. An iteration holds at most as many uploads as starts: an edge's sum may pass the threshold."""
+        thresholds = self.settings.thresholds
+        return Bounds(max(thresholds.starts_close, thresholds.uploads_close), self.strategy.largest_weight)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors of an update."""
+        return tuple(sorted(self.strategy.summed))
+
+    @cached_property
+    def most_payload(self) -> int:
+        """The longest body of an update."""
+        return most_payload(self.scheme, len(self.vectors), self.layout.size)
+
+    def first_state(self) -> ServerState:
+        """The state before the first iteration: a function of the job alone, so any server may make it."""
+        return self.strategy.init(self.layout, self.model.initial(device_generator(self.seed, 0, 0, INITIAL)))
+
+    def empty_sum(self) -> Sum:
+        """For an iteration's contributions, or a part of them."""
+        return Sum(self.layout.size, self.bounds, self.vectors)
+
+    def contribution(
+        self, body: bytes, started: int, examples: int, steps: int, loss: float, staleness: int = 0
+    ) -> Contribution:
+        """What an upload adds. Raises BodyRefused for bytes that the scheme cannot have made, ContributionRefused for
+        numbers that break a rule of sums."""
+        shared = shared_seed(self.seed, started)
+        decoded = decode_update(self.scheme, body, self.vectors, self.layout.size, shared)
+        whole = self.strategy.contribution(self.layout, Update(decoded, examples, steps, loss))
+        contribution = whole.scaled(self.settings.weight(1, staleness)) if staleness else whole
+        check(contribution, self.layout.size, self.bounds, self.vectors)
+        return contribution
+
+    def contribution_of(self, slot: Slot, body: bytes) -> Contribution:
+        """What a counted upload adds."""
+        return self.contribution(body, slot.started, slot.examples, slot.steps, slot.loss, slot.staleness)
