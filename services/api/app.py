@@ -84,7 +84,7 @@ def assemble(
             Gate(
                 app,
                 _hot(events, users, items, recommendations, rankings, probes),
-                Keys(key.get_secret_value() for key in api.settings.api.keys),
+                Keys(key.get_secret_value() for key in api.settings.api.keys).admit,
                 api.metrics,
                 _route_of,
             )

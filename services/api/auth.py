@@ -10,6 +10,8 @@ import hmac
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from starlette.types import Scope
+
 from services.api.problems import Problem
 
 RANK: Final = {"read": 0, "write": 1, "admin": 2}
@@ -45,6 +47,12 @@ class Keys:
             raise Problem("key_unknown")
         if max(ranks) < RANK[scope]:
             raise Problem("scope_missing", f"It takes a key of scope {scope}.")
+
+    def admit(self, scope: Scope) -> None:
+        """Check the key of a request to the API. Raises Problem."""
+        needed = scope_of(scope["method"], scope["path"])
+        if needed is not None:
+            self.check(scope["headers"], needed)
 
     def _rank(self, key: bytes) -> int:
         """The highest rank of ``key``, -1 if unknown. Looks at every stored key, whichever matches."""

@@ -11,17 +11,24 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.api.auth import Keys, scope_of
-from services.api.metrics import ApiMetrics
 from services.api.problems import Problem
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Admit = Callable[[Scope], None]
+"""Raises Problem unless the request may be made."""
+
+
+class Observes(Protocol):
+    """Counts answered requests."""
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None: ...
+
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _CLIENT_GONE: Final = 499
@@ -37,13 +44,13 @@ class Gate:
         self,
         app: ASGIApp,
         hot: Mapping[tuple[str, str], Endpoint],
-        keys: Keys,
-        metrics: ApiMetrics,
+        admit: Admit,
+        metrics: Observes,
         route_of: Callable[[Scope], str],
     ) -> None:
         self._app = app
         self._hot = hot
-        self._keys = keys
+        self._admit = admit
         self._metrics = metrics
         self._route_of = route_of
 
@@ -69,9 +76,7 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         method, path = scope["method"], scope["path"]
-        needed = scope_of(method, path)
-        if needed is not None:
-            self._keys.check(scope["headers"], needed)
+        self._admit(scope)
         endpoint = self._hot.get((method, path))
         if endpoint is None:
             await self._app(scope, receive, exchange.send)

@@ -1,0 +1,146 @@
+"""The socket's side of a federation server: uvicorn with deadlines and bounds that devices from anywhere call for.
+
+Rules:
+
+- a connection beyond ``max_connections`` is closed at once, before a byte of it is read;
+- a connection without a whole request head after ``header_s`` is closed: when it is new, and when it has begun a
+  request; an idle one that waits for its next request has uvicorn's keep-alive time;
+- with client certificates, the certificate's common name stands in the scope as ``PEER``; TLS has refused all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+PEER: Final = "headwater.peer"
+KEEP_ALIVE_S: Final = 30
+GRACE_S: Final = 5
+BACKLOG: Final = 1_024
+_WATCH_S: Final = 0.05
+
+log = logging.getLogger(__name__)
+
+
+def bounded_protocol(max_connections: int, header_s: float) -> type[HttpToolsProtocol]:
+    """The protocol with these bounds."""
+
+    class Bounded(HttpToolsProtocol):
+        _deadline: asyncio.TimerHandle | None = None
+        _peer: str | None = None
+        _refused = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            if len(self.connections) >= max_connections:
+                self._refused = True
+                self.transport = transport
+                transport.abort()
+                return
+            super().connection_made(transport)
+            self._peer = _common_name(transport.get_extra_info("ssl_object"))
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._got_head()
+            if not self._refused:
+                super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+                self._await_head()
+            super().data_received(data)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if self._peer is not None:
+                self.scope[PEER] = self._peer  # type: ignore[typeddict-unknown-key]
+
+        def on_headers_complete(self) -> None:
+            self._got_head()
+            super().on_headers_complete()
+
+        def _await_head(self) -> None:
+            self._deadline = self.loop.call_later(header_s, self._too_slow)
+
+        def _got_head(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _too_slow(self) -> None:
+            self._deadline = None
+            if not self.transport.is_closing():
+                log.info("a connection without a request head after %g s is closed", header_s)
+                self.transport.abort()
+
+    return Bounded
+
+
+async def serve(
+    app: Callable[..., Any],
+    listener: socket.socket,
+    stop: threading.Event,
+    *,
+    max_connections: int,
+    header_s: float,
+    certificate: Path | None = None,
+    certificate_key: Path | None = None,
+    client_ca: Path | None = None,
+) -> None:
+    """Serve ``app`` on ``listener`` until ``stop`` is set."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=bounded_protocol(max_connections, header_s),
+            loop="uvloop",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=BACKLOG,
+            ssl_certfile=certificate,
+            ssl_keyfile=certificate_key,
+            ssl_ca_certs=None if client_ca is None else str(client_ca),
+            ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
+        )
+    )
+
+    async def watch() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(_WATCH_S)
+        server.should_exit = True
+
+    watching = asyncio.create_task(watch(), name="watch-stop")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the process has them already, and they set ``stop``."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _common_name(ssl_object: ssl.SSLObject | None) -> str | None:
+    certificate: Any = None if ssl_object is None else ssl_object.getpeercert()
+    parts = (certificate or {}).get("subject", ())
+    return next((str(value) for part in parts for name, value in part if name == "commonName"), None)
