@@ -48,9 +48,9 @@ class Store(Protocol):
 class MemoryStore:
     """A store within one process, safe under threads. For tests and the simulator."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Mapping[str, bytes] | None = None) -> None:
         self._lock = threading.Lock()
-        self._records: dict[str, bytes] = {}
+        self._records: dict[str, bytes] = dict(records or {})
         self._blobs: dict[str, bytes] = {}
 
     def transact(self, keys: Sequence[str], step: Step[T]) -> T:
@@ -62,6 +62,11 @@ class MemoryStore:
                 else:
                     self._records[key] = value
             return result
+
+    def records(self) -> dict[str, bytes]:
+        """A copy of all records, from which another store can go on (blobs are not in it)."""
+        with self._lock:
+            return dict(self._records)
 
     def put_blob(self, key: str, body: bytes) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from federated.simulator.availability import Availability
 
 BLOCK = 512
-STREAM = 16
+STREAM = 17
 """Of ``device_generator``'s counters; the key's client field is 2**63, which is no client."""
 
 Flags = npt.NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Arrivals:
         seed: int,
         availability: Availability,
         patience_s: float,
-        position: Position = Position(),  # noqa: B008 - frozen
+        position: Position = Position(),
     ) -> None:
         self._clients, self._seed, self._availability = clients, seed, availability
         self._gap_s, self._patience_s = check_in_s / clients, patience_s
@@ -79,6 +79,12 @@ class Arrivals:
                     "selection and how many clients there are for the threshold"
                 )
             self._move(BLOCK)
+
+    def skip_to(self, at_s: float) -> None:
+        """Let pass, unseen, who knocks before ``at_s``: the process has no memory, so it begins anew there."""
+        if at_s > self._now_s():
+            self.position = Position(self.position.block + 1, at_s)
+            self._times, self._who = self._draw(self.position)
 
     def _now_s(self) -> float:
         taken = self.position.taken

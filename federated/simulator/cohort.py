@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +62,20 @@ class Trained:
     examples: Counts
     steps: Counts
     losses: npt.NDArray[np.float64]
+
+    def at(self, places: npt.NDArray[np.int64]) -> Trained:
+        """Some of the clients."""
+        return Trained(
+            self.clients[places],
+            {name: vector[places] for name, vector in self.vectors.items()},
+            self.examples[places],
+            self.steps[places],
+            self.losses[places],
+        )
+
+    def with_vectors(self, vectors: dict[str, Array]) -> Trained:
+        """The same with other vectors."""
+        return replace(self, vectors=vectors)
 
 
 class Engine(Protocol):

@@ -36,7 +36,9 @@ def uniform(seed: int, purpose: Purpose, clients: npt.NDArray[Any], at: npt.NDAr
     """Numbers in [0, 1), one per client and ``at`` (an iteration or a slot of time), broadcast."""
     with np.errstate(over="ignore"):
         word = _mixed(np.asarray(clients, np.int64).astype(np.uint64) ^ _mixed(_word(seed)))
-        word = _mixed(word + _mixed(np.asarray(at, np.int64).astype(np.uint64) * np.uint64(31) + _word(purpose)))
+        word = _mixed(
+            word + _mixed(np.asarray(at, np.int64).astype(np.uint64) * np.uint64(31) + _word(purpose))
+        )
     numbers: Floats = (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 

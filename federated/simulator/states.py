@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +57,7 @@ class ClientStates:
         """The rows of ``clients`` [B]: [B, D], zero for those without one."""
         rows = np.zeros((len(clients), self._size), np.float32)
         for row, slot in zip(rows, self._slots[clients].tolist(), strict=True):
-            if slot != NOBODY and os.preadv(self._file, [row], slot * self._row_bytes) != row.nbytes:
+            if slot != NOBODY and os.preadv(self._file, [row.data], slot * self._row_bytes) != row.nbytes:
                 raise OSError(f"{self._path} is shorter than its slots say")
         return rows
 
@@ -72,7 +71,7 @@ class ClientStates:
                 slot = self._take()
                 self._fresh.add(slot)
                 self._slots[client] = slot
-            if os.pwritev(self._file, [row], slot * self._row_bytes) != row.nbytes:
+            if os.pwritev(self._file, [row.data], slot * self._row_bytes) != row.nbytes:
                 raise OSError(f"{self._path}: a row was not written whole")
 
     def checkpoint(self) -> Slots:
@@ -101,5 +100,3 @@ class ClientStates:
             )
         self._next += 1
         return self._next - 1
-
-

@@ -1,0 +1,306 @@
+"""What happens to an iteration's counted uploads: cohorts train, bodies are coded, sums are integers, the strategy
+steps. The same modules as on devices and servers, in the same order, so the same bits with the reference engine.
+
+A body that a real server would have refused on arrival (NaN, infinity, too large) is left out and counted; the rest
+goes on. Its client keeps neither control nor residual of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from federated.compression import Scheme
+from federated.compression.download import Grid
+from federated.device import COMPRESSION, INITIAL, LocalTraining, Update, device_generator
+from federated.layout import Layout
+from federated.models import Model
+from federated.payload import shared_seed
+from federated.rounds import RoundSettings, Slot
+from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
+from federated.simulator.downloads import Downloads, Published
+from federated.simulator.states import ClientStates, Slots
+from federated.strategies import ServerState, Strategy, sum_for
+from federated.sums import Contribution, ContributionRefused, Sum, add_all
+from federated.weights import Array
+
+Columns = dict[str, npt.NDArray[Any]]
+FRAME_BYTES = 40
+"""Of an upload beyond its payload: the most that ``frames`` adds."""
+
+
+class NothingToApply(RuntimeError):
+    """Every upload of an iteration was refused: there is no new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """An iteration in numbers: ``loss`` is the clients' weighted mean while they trained; ``bytes_up`` of whole
+    bodies; ``refused`` uploads by rule."""
+
+    clients: int
+    examples: int
+    loss: float
+    bytes_up: int
+    staleness: float
+    refused: dict[str, int]
+
+
+class Learning:
+    """The model's side of a job. ``folder`` keeps what clients remember, at most ``state_bytes`` of each kind."""
+
+    def __init__(
+        self,
+        model: Model,
+        data: Rows,
+        strategy: Strategy,
+        training: LocalTraining,
+        rounds: RoundSettings,
+        engine: Engine,
+        seed: int,
+        *,
+        folder: Path,
+        scheme: Scheme | None = None,
+        grid: Grid | None = None,
+        state_bytes: int = 2**32,
+        initial: Array | None = None,
+    ) -> None:
+        self._model, self._data, self._strategy, self._training = model, data, strategy, training
+        self._rounds, self._engine, self._seed, self._scheme = rounds, engine, seed, scheme
+        self._folder, self._state_bytes = folder, state_bytes
+        self.layout: Layout = model.layout()
+        if any(field.kind == "local" for field in self.layout.fields):
+            raise ValueError("fields that stay on the device are not simulated; keep them out of the layout")
+        weights = model.initial(device_generator(seed, 0, 0, INITIAL)) if initial is None else initial
+        self.state = strategy.init(self.layout, weights)
+        self.downloads = Downloads(self.layout.size, grid)
+        self.states: dict[str, ClientStates] = {}
+        wanted = ["control"] if "control" in strategy.summed else []
+        if scheme is not None and scheme.feedback:
+            wanted += [f"residual.{name}" for name in strategy.summed]
+        for name in wanted:
+            self.states[name] = self._open(name, None)
+        vectors = len(strategy.summed)
+        whole = 4 * self.layout.size if scheme is None else scheme.most_bytes(self.layout.size)
+        self.body_bytes = vectors * whole + 4 * (vectors - 1) + FRAME_BYTES
+        self._publish(0, 0)
+
+    def _open(self, name: str, slots: Slots | None) -> ClientStates:
+        path = self._folder / f"{name}.rows"
+        return ClientStates(path, len(self._data.counts), self.layout.size, self._state_bytes, slots)
+
+    @property
+    def weights(self) -> Array:
+        """The newest model [D], as clients get it."""
+        return self.downloads.published[max(self.downloads.published)].weights
+
+    def training(self, version: int) -> LocalTraining:
+        """What clients that start at ``version`` do."""
+        return self.downloads.published[version].training
+
+    def _publish(self, version: int, oldest_wanted: int) -> None:
+        instructions = self._strategy.instructions(self.state)
+        control = self.state.vectors["control"] if "control" in instructions.vectors else None
+        self.downloads.publish(
+            version, self.state.weights, instructions.adapt(self._training), control, oldest_wanted
+        )
+
+    def learn(self, slots: list[Slot], version: int, oldest_in_flight: int | None) -> Learned:
+        """Train and apply the uploads that ``slots`` stand for, on the way from ``version`` to the next. Raises
+        NothingToApply when all were refused."""
+        total = sum_for(self._strategy, self.layout, len(slots))
+        kept: list[tuple[int, int, Contribution]] = []
+        refused: dict[str, int] = {}
+        bytes_up = 0
+        for cohort, published, factors in self._cohorts(slots, version):
+            for trained in self._engine.train(cohort, self._data):
+                sound, more = self._sound(trained)
+                for rule, count in more.items():
+                    refused[rule] = refused.get(rule, 0) + count
+                if len(sound.clients) == 0:
+                    continue
+                sent, size, commit = self._coded(sound, cohort.iteration)
+                bytes_up += size
+                contributions = [
+                    self._strategy.contribution(self.layout, update).scaled(factors[client])
+                    for client, update in zip(sent.clients.tolist(), _updates(sent), strict=True)
+                ]
+                accepted = self._add(total, kept, sent.clients, published.version, contributions, refused)
+                # At once: a client may stand in a buffer twice, and its second upload builds on its first.
+                commit(accepted)
+        if total.clients == 0 and not kept:
+            raise NothingToApply(f"all {len(slots)} uploads were refused: {refused}")
+        return self._apply(slots, total, kept, version, oldest_in_flight, bytes_up, refused)
+
+    def _apply(
+        self,
+        slots: list[Slot],
+        total: Sum,
+        kept: list[tuple[int, int, Contribution]],
+        version: int,
+        oldest_in_flight: int | None,
+        bytes_up: int,
+        refused: dict[str, int],
+    ) -> Learned:
+        if self._strategy.needs == "updates":
+            kept.sort(key=lambda one: one[:2])
+            contributions = [contribution for _, _, contribution in kept]
+            self.state = self._strategy.apply_updates(self.state, contributions)
+            weight = sum(c.weight for c in contributions)
+            loss = sum(c.loss * c.weight for c in contributions) / weight
+            clients, examples = len(kept), sum(c.examples for c in contributions)
+        else:
+            self.state = self._strategy.apply(self.state, total)
+            loss, clients = total.mean_scalar("loss"), total.clients
+            examples = total.scalars["examples"]
+        oldest = version + 1 if oldest_in_flight is None else min(version + 1, oldest_in_flight)
+        if self._rounds.mode != "buffered":
+            oldest = version + 1  # who still trains on an older one will be refused
+        self._publish(version + 1, oldest)
+        if clients:
+            self.body_bytes = -(-bytes_up // clients)
+        staleness = sum(slot.staleness for slot in slots) / len(slots)
+        return Learned(clients, examples, loss, bytes_up, staleness, refused)
+
+    def _cohorts(
+        self, slots: list[Slot], version: int
+    ) -> Iterator[tuple[Cohort, Published, dict[int, float]]]:
+        """The slots by the iteration in which their clients started, oldest first."""
+        groups: dict[int, list[Slot]] = {}
+        for slot in slots:
+            groups.setdefault(slot.started, []).append(slot)
+        for started, group in sorted(groups.items()):
+            published = self.downloads.published[version - group[0].staleness]
+            controls = self.states.get("control")
+            cohort = Cohort(
+                np.array(sorted(int(slot.client) for slot in group), np.int64),
+                started,
+                published.weights,
+                published.training,
+                self._seed,
+                published.control,
+                None if controls is None else controls.get,
+            )
+            factors = {int(slot.client): self._rounds.weight(1, slot.staleness) for slot in group}
+            yield cohort, published, factors
+
+    def _sound(self, trained: Trained) -> tuple[Trained, dict[str, int]]:
+        """Without the clients whose vectors or loss are not finite: they cannot be coded, a device would not send."""
+        finite = np.isfinite(trained.losses)
+        for vector in trained.vectors.values():
+            finite &= np.isfinite(vector.sum(axis=1, dtype=np.float64))
+        if finite.all():
+            return trained, {}
+        return trained.at(np.flatnonzero(finite)), {"not_finite": int(np.count_nonzero(~finite))}
+
+    def _coded(
+        self, trained: Trained, iteration: int
+    ) -> tuple[Trained, int, Callable[[npt.NDArray[np.bool_]], None]]:
+        """What the server reads from the clients' bodies, the bytes of those, and what to do once they are accepted
+        (by flags [B])."""
+        clients, decoded = trained.clients, dict(trained.vectors)
+        size = len(clients) * (FRAME_BYTES + 4 * (len(decoded) - 1))
+        residuals: dict[str, Array] = {}
+        if self._scheme is None:
+            size += sum(4 * vector.size for vector in decoded.values())
+        else:
+            generators = [
+                device_generator(self._seed, client, iteration, COMPRESSION) for client in clients.tolist()
+            ]
+            shared = shared_seed(self._seed, iteration)
+            for name in sorted(trained.vectors):
+                memory = self.states.get(f"residual.{name}")
+                encoded = self._scheme.encode_batch(
+                    trained.vectors[name], generators, None if memory is None else memory.get(clients), shared
+                )
+                decoded[name] = encoded.decoded
+                size += sum(map(len, encoded.bodies))
+                if encoded.residuals is not None:
+                    residuals[f"residual.{name}"] = encoded.residuals
+
+        def commit(accepted: npt.NDArray[np.bool_]) -> None:
+            for name, rows in residuals.items():
+                self.states[name].put(clients[accepted], rows[accepted])
+            if "control" in self.states:
+                own = self.states["control"]
+                change = trained.vectors["control"][accepted]
+                own.put(clients[accepted], own.get(clients[accepted]) + change)
+
+        return trained.with_vectors(decoded), size, commit
+
+    def _add(
+        self,
+        total: Sum,
+        kept: list[tuple[int, int, Contribution]],
+        clients: Clients,
+        version: int,
+        contributions: list[Contribution],
+        refused: dict[str, int],
+    ) -> npt.NDArray[np.bool_]:
+        """Add what the rules allow; which of them it was [B]."""
+        accepted = np.ones(len(contributions), np.bool_)
+        if self._strategy.needs == "updates":
+            kept += [(c, version, one) for c, one in zip(clients.tolist(), contributions, strict=True)]
+            return accepted
+        try:
+            add_all(total, contributions)
+        except ContributionRefused:
+            for place, contribution in enumerate(contributions):
+                try:
+                    total.add(contribution)
+                except ContributionRefused as error:
+                    refused[error.rule] = refused.get(error.rule, 0) + 1
+                    accepted[place] = False
+        return accepted
+
+    def save(self) -> tuple[dict[str, Any], Columns]:
+        """Numbers and columns from which ``restore`` goes on; call ``committed`` once they are stored."""
+        values, columns = self.downloads.save()
+        columns = {f"downloads.{name}": column for name, column in columns.items()}
+        columns["state"] = np.frombuffer(self.state.to_bytes(), np.uint8)
+        for name, rows in self.states.items():
+            columns[f"slots.{name}"] = rows.checkpoint()
+        return {"downloads": values, "body_bytes": self.body_bytes}, columns
+
+    def committed(self) -> None:
+        """What ``save`` gave is stored durably."""
+        for rows in self.states.values():
+            rows.committed()
+
+    def restore(self, values: dict[str, Any], columns: Columns) -> None:
+        """Go on where ``save`` was."""
+        self.state = ServerState.from_bytes(columns["state"].tobytes(), self.layout)
+        prefix = "downloads."
+        self.downloads.restore(
+            values["downloads"],
+            {
+                name.removeprefix(prefix): column
+                for name, column in columns.items()
+                if name.startswith(prefix)
+            },
+        )
+        self.body_bytes = int(values["body_bytes"])
+        for name in list(self.states):
+            self.states[name].close()
+            self.states[name] = self._open(name, columns[f"slots.{name}"])
+
+    def close(self) -> None:
+        """Close the files of client state and the engine."""
+        for rows in self.states.values():
+            rows.close()
+        self._engine.close()
+
+
+def _updates(trained: Trained) -> Iterator[Update]:
+    for place in range(len(trained.clients)):
+        yield Update(
+            {name: vector[place] for name, vector in trained.vectors.items()},
+            int(trained.examples[place]),
+            int(trained.steps[place]),
+            float(trained.losses[place]),
+        )
