@@ -323,25 +323,25 @@ def test_median_and_trimmed_mean_are_taken_per_coordinate() -> None:
         np.testing.assert_allclose(trimmed, START + means, rtol=1e-5, atol=1e-6)
 
 
-def test_krum_keeps_the_updates_nearest_to_their_neighbours() -> None:
-    updates = make_updates(9, 5)
+@pytest.mark.parametrize("seed", range(8))
+def test_krum_keeps_the_updates_nearest_to_their_neighbours(seed: int) -> None:
+    updates = make_updates(9, seed)
     differences = [update.vectors["difference"].astype(np.float64) for update in updates]
     scores = []
     for place, own in enumerate(differences):
         others = sorted(float(np.sum((own - o) ** 2)) for at, o in enumerate(differences) if at != place)
         scores.append(sum(others[: 9 - 2 - 2]))
     best = sorted(range(9), key=scores.__getitem__)
-    strategy = make_strategy("krum", bad=2, keep=3)
-    assert isinstance(strategy, MultiKrum)
-    assert strategy.chosen([update.vectors["difference"] for update in updates]) == sorted(best[:3])
-    (found,) = run(strategy, [updates])
-    np.testing.assert_allclose(found, START + np.mean([differences[i] for i in best[:3]], axis=0), rtol=1e-5)
-    (all_but_bad,) = run(make_strategy("krum", bad=2), [updates])
-    np.testing.assert_allclose(
-        all_but_bad, START + np.mean([differences[i] for i in best[:7]], axis=0), rtol=1e-5, atol=1e-6
-    )
+    for keep in (1, 2, 3, 5, 0):
+        strategy = make_strategy("krum", bad=2, keep=keep)
+        assert isinstance(strategy, MultiKrum)
+        kept = sorted(best[: keep or 7])
+        assert strategy.chosen([update.vectors["difference"] for update in updates]) == kept
+        (found,) = run(strategy, [updates])
+        mean = np.mean([differences[place] for place in kept], axis=0)
+        np.testing.assert_allclose(found, START + mean, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="needs 7 updates"):
-        run(strategy, [updates[:6]])
+        run(make_strategy("krum", bad=2), [updates[:6]])
 
 
 @pytest.mark.parametrize(
