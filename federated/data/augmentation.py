@@ -17,8 +17,9 @@ import numpy.typing as npt
 Images = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 
-_DEGREES: Final = (-20, -15, -10, -5, 0, 5, 10, 15, 20)
-_SHIFTS: Final = (-1, 0, 1)
+_DEGREES: Final = (-15, -10, -5, 0, 5, 10, 15)
+_SHIFTS: Final = (-1 / 16, 0.0, 1 / 16)
+"""In sides of the image: half a pixel of 8, not quite two of 28."""
 _TABLE_BYTES: Final = 64 * 2**20
 """All made images are kept below this, and made on the spot above it."""
 _GAMMA: Final = 0x9E3779B97F4A7C15
@@ -26,7 +27,7 @@ _GAMMA: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Ways to shift (by a pixel) and turn (by up to 20°) images of ``height`` x ``width``, and who gets which."""
+    """Ways to shift (a sixteenth of a side) and turn (up to 15°) images of ``height`` x ``width``; who gets which."""
 
     seed: int
     height: int
@@ -74,7 +75,8 @@ class Augmentation:
         y, x = (axis.ravel() for axis in np.mgrid[0 : self.height, 0 : self.width])
         middle_y, middle_x = (self.height - 1) / 2, (self.width - 1) / 2
         # The inverse map: which point of the original comes to lie on (y, x).
-        dy, dx = y - middle_y - down[:, None], x - middle_x - right[:, None]
+        dy = y - middle_y - down[:, None] * self.height
+        dx = x - middle_x - right[:, None] * self.width
         cos, sin = np.cos(degrees)[:, None], np.sin(degrees)[:, None]
         # Rounded, so that an unturned image takes its pixels whole instead of from 1e-16 of a neighbour.
         from_y = np.round(cos * dy + sin * dx + middle_y, 9)
