@@ -1,0 +1,155 @@
+"""What a device keeps between rounds, as files that are always whole: a crash leaves the old one or the new one.
+
+``held``     the model that it downloaded last, from which the server sends differences
+``pending``  an update that is trained and not yet accepted, with the memory that it leaves when it is
+``memory``   what error feedback has not sent yet, and SCAFFOLD's control
+
+An update is accepted by writing its memory, then forgetting it. A crash between the two sends it again; the server says
+that it had it, and the same memory is written again: nothing is counted or remembered twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federated.packing import BodyMalformed, pack, unpack
+from federated.weights import Array
+
+_MEMORY = b"HWm1"
+_PENDING = b"HWp1"
+_VECTOR = "vector/"
+_BODY = "body"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``residuals`` of error feedback and ``control`` of SCAFFOLD, [D] each; ``iteration`` that last changed it."""
+
+    iteration: int = 0
+    residuals: Mapping[str, Array] = field(default_factory=dict)
+    control: Array | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An update that waits to be accepted, and the memory after it."""
+
+    iteration: int
+    ticket: bytes
+    examples: int
+    steps: int
+    loss: float
+    body: bytes
+    after: Memory
+
+
+class DeviceFolder:
+    """A device's state for one job in ``folder``. What cannot be read is forgotten: the device begins anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def held(self) -> bytes | None:
+        """The download kept last."""
+        return self._read("held")
+
+    def keep_held(self, body: bytes | None) -> None:
+        """Keep a whole model, or none."""
+        self._write("held", body)
+
+    def memory(self) -> Memory:
+        """What the device remembers; nothing at first."""
+        found = self._unpacked("memory", _MEMORY)
+        return Memory() if found is None else _memory(*found)
+
+    def pending(self) -> Pending | None:
+        """The update that is not accepted yet."""
+        found = self._unpacked("pending", _PENDING)
+        if found is None:
+            return None
+        values, vectors = found
+        try:
+            body = vectors.pop(_BODY)
+            return Pending(
+                int(values["iteration"]), bytes.fromhex(values["ticket"]), int(values["examples"]),
+                int(values["steps"]), float(values["loss"]), body.tobytes()[: int(values["bytes"])], _memory(values["after"], vectors),
+            )  # fmt: skip
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def keep_pending(self, pending: Pending) -> None:
+        """Keep an update until it is accepted or dropped."""
+        # Vectors of whole float32 alone can be packed: the body is filled up, its length stands in the values.
+        padded = pending.body + bytes(-len(pending.body) % 4)
+        values = {
+            "iteration": pending.iteration, "ticket": pending.ticket.hex(), "examples": pending.examples,
+            "steps": pending.steps, "loss": pending.loss, "bytes": len(pending.body),
+            "after": {"iteration": pending.after.iteration},
+        }  # fmt: skip
+        vectors = {_BODY: np.frombuffer(padded, "<f4"), **_vectors(pending.after)}
+        self._write("pending", pack(_PENDING, values, vectors))
+
+    def accept(self, pending: Pending) -> None:
+        """The server has counted ``pending``."""
+        self.keep_memory(pending.after)
+        self.drop_pending()
+
+    def keep_memory(self, memory: Memory) -> None:
+        """Keep what the device remembers."""
+        self._write("memory", pack(_MEMORY, {"iteration": memory.iteration}, _vectors(memory)))
+
+    def drop_pending(self) -> None:
+        """Forget the update; the memory stays as it was before it."""
+        self._write("pending", None)
+
+    def _unpacked(self, name: str, magic: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
+        body = self._read(name)
+        if body is None:
+            return None
+        try:
+            return unpack(magic, body)
+        except BodyMalformed:
+            return None
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, body: bytes | None) -> None:
+        path = self._folder / name
+        if body is None:
+            path.unlink(missing_ok=True)
+            return
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        # Not every system lets a folder be opened; there the rename is as durable as the system makes it.
+        with contextlib.suppress(PermissionError):
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _vectors(memory: Memory) -> dict[str, Array]:
+    vectors = {_VECTOR + name: vector for name, vector in memory.residuals.items()}
+    return vectors if memory.control is None else {**vectors, "control": memory.control}
+
+
+def _memory(values: Mapping[str, Any], vectors: Mapping[str, Array]) -> Memory:
+    residuals = {name.removeprefix(_VECTOR): v for name, v in vectors.items() if name.startswith(_VECTOR)}
+    return Memory(int(values["iteration"]), residuals, vectors.get("control"))
