@@ -34,9 +34,10 @@ def older(here: Contents, epoch: int) -> dict[int, int]:
 
 
 def out_of_turn(here: Contents, epoch: int) -> tuple[list[Rows], list[Graves], list[Generation]]:
-    """What is here of writers of fencing epochs below ``epoch`` beyond what is known of them."""
-    known = older(here, epoch)
-    limits = {w: known.get(w, 0) if e < epoch else MAX_TIME for w, e in here.epochs.items()}
+    """What is here of writers of fencing epochs below ``epoch`` beyond what is known of them. Of those that were
+    retired before that is nothing: they are named in no vector any more, and what is here of theirs is all."""
+    known, retired = older(here, epoch), here.horizon.retired
+    limits = {w: known.get(w, 0) if retired <= e < epoch else MAX_TIME for w, e in here.epochs.items()}
     parts = list(_beyond(here, Known.of(limits)))
     published = [one for one in here.generations() if one.time > limits.get(one.writer, MAX_TIME)]
     rows = [part for part in parts if isinstance(part, Rows)]
