@@ -202,12 +202,12 @@ def check(
     """Raise ContributionRefused unless a sum of these vectors, size and bounds would take ``contribution``. A server
     asks when the upload arrives, long before it adds."""
     _check_names(contribution.vectors, names)
+    for name, vector in contribution.vectors.items():
+        _largest(vector, size, bounds, name)
     _check_numbers(bounds, [contribution.weight], [contribution.examples], [contribution.steps])
     _weighted([contribution.loss], [contribution.weight], bounds.magnitude, "loss")
     for value in contribution.scalars.values():
         _weighted([value], [contribution.weight], _scalar_limit(size, bounds), "scalars")
-    for name, vector in contribution.vectors.items():
-        _largest(vector, size, bounds, name)
 
 
 def add_all(total: Sum, contributions: Sequence[Contribution]) -> None:
@@ -313,11 +313,11 @@ def _scalar_limit(size: int, bounds: Bounds) -> float:
 
 def _check_numbers(bounds: Bounds, weights: list[float], examples: list[int], steps: list[int]) -> None:
     for weight, seen, taken in zip(weights, examples, steps, strict=True):
+        if not 1 <= seen <= 2**53:
+            raise ContributionRefused("examples", f"{seen} examples")
         # Below half a unit of the scale a weight would count as nothing and a mean could divide by zero.
         if not 1.0 / SCALE <= weight <= bounds.examples:
             raise ContributionRefused("weight", f"{weight} is not above 0 and at most {bounds.examples}")
-        if not 1 <= seen <= 2**53:
-            raise ContributionRefused("examples", f"{seen} examples")
         if not 1 <= taken <= MOST_STEPS:
             raise ContributionRefused("steps", f"{taken} steps")
 

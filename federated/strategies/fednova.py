@@ -49,7 +49,7 @@ class FedNova(Strategy):
     def contribution(self, layout: Layout, update: Update) -> Contribution:
         """The difference per effective step, and the effective steps."""
         plain = Strategy.contribution(self, layout, update)
-        effective = self.effective_steps(plain.steps)
+        effective = self.effective_steps(max(plain.steps, 1))  # the sum refuses fewer
         normalised = scaled_weights(layout, update.vectors["difference"], 1.0 / effective)
         return replace(
             plain,

@@ -50,8 +50,8 @@ class NormBound(FedAvg):
         """The difference, scaled down where it is too long."""
         plain = FedAvg.contribution(self, layout, update)
         norm = sqrt(squared_norm(trained_only(layout, update.vectors["difference"])))
-        if norm <= self.bound:
-            return plain
+        if norm <= self.bound or not norm < np.inf:
+            return plain  # what is not finite cannot be shortened: the sum refuses it
         shorter = scaled_weights(layout, update.vectors["difference"], self.bound / norm)
         return replace(plain, vectors={"difference": shorter})
 

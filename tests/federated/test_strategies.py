@@ -30,6 +30,7 @@ from federated import (
     sum_for,
 )
 from federated.strategies import STRATEGIES, FedNova, MultiKrum, StateRefused
+from federated.sums import check
 
 SIZE = 6
 LAYOUT = Layout((Field("weight", (2, 3)),))
@@ -170,6 +171,41 @@ def test_a_client_that_lies_about_its_examples_weighs_no_more_than_the_cap() -> 
         contribution = strategy.contribution(LAYOUT, update)
         assert contribution.weight == (1.0 if name == "scaffold" else 10.0)
         assert contribution.steps == 12
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("not_finite", {"value": np.nan}),
+        ("not_finite", {"value": np.inf}),
+        ("not_finite", {"value": -np.inf}),
+        ("magnitude", {"value": 1e30}),
+        ("steps", {"steps": 0}),
+        ("steps", {"steps": -5}),
+        ("examples", {"examples": 0}),
+        ("loss", {"loss": np.nan}),
+    ],
+    ids=str,
+)
+def test_a_hostile_update_is_refused_by_rule_under_every_strategy(
+    name: str, rule: str, change: dict[str, Any]
+) -> None:
+    strategy = make_strategy(name, **OPTIONS.get(name, {}))
+    told = {"value": 1.0, "examples": 5, "steps": 3, "loss": 0.5, **change}
+    vectors = {vector: START.copy() for vector in strategy.summed}
+    vectors["difference"][2] = told["value"]
+    update = Update(vectors, told["examples"], told["steps"], told["loss"])
+    total = sum_for(strategy, LAYOUT, 10)
+    if (name, rule) == ("norm_bound", "magnitude"):
+        shortened = strategy.contribution(LAYOUT, update).vectors["difference"]
+        assert np.linalg.norm(shortened) == pytest.approx(5.0)
+        return
+    with pytest.raises(ContributionRefused) as refused:
+        check(strategy.contribution(LAYOUT, update), SIZE, total.bounds, strategy.summed)
+    assert refused.value.rule == rule
+    good = Update(dict.fromkeys(strategy.summed, START), 5, 3, 0.5)
+    check(strategy.contribution(LAYOUT, good), SIZE, total.bounds, strategy.summed)
 
 
 def test_what_devices_are_asked_for() -> None:
