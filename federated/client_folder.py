@@ -78,9 +78,10 @@ class DeviceFolder:
         values, vectors = found
         try:
             body = vectors.pop(_BODY)
+            length, after = int(values["bytes"]), _memory(values["after"], vectors)
             return Pending(
                 int(values["iteration"]), bytes.fromhex(values["ticket"]), int(values["examples"]),
-                int(values["steps"]), float(values["loss"]), body.tobytes()[: int(values["bytes"])], _memory(values["after"], vectors),
+                int(values["steps"]), float(values["loss"]), body.tobytes()[:length], after,
             )  # fmt: skip
         except (KeyError, ValueError, TypeError):
             return None

@@ -20,7 +20,7 @@ from federated.sums import Bounds, Contribution, Sum, check
 class HostedJob:
     """``scheme`` None: uploads are float32. ``grid`` None: downloads are whole models in float32.
 
-    ``key`` is the job's secret: it signs tickets and enrolments.
+    ``key`` is the job's secret: it signs tickets and enrolments. Updates above ``part_bytes`` travel in parts.
     """
 
     name: str
@@ -33,6 +33,7 @@ class HostedJob:
     key: bytes = field(repr=False)
     scheme: Scheme | None = None
     grid: Grid | None = None
+    part_bytes: int = 2**20
 
     @cached_property
     def layout(self) -> Layout:

@@ -48,7 +48,8 @@ class SqliteStore:
         self._waiting: list[_Row] = []
         self._queue = threading.Lock()
         try:
-            self._files.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the jobs' secrets are in it
+            self._files.mkdir(exist_ok=True)
             self._lock_fd = os.open(folder / "rounds.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreUnavailable(f"{folder} cannot be used: {error.strerror}") from error

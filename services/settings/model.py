@@ -274,8 +274,8 @@ class FederationSettings(Section):
     """A connection that has not sent a whole request head by then is closed."""
     body_timeout: Duration = 60.0
     """A body that has not arrived whole by then is refused. Long uploads travel in parts, each with this time."""
-    part_size: Size = 4 * 2**20
-    """A body may be this long; longer uploads travel in parts of it, which can be resumed."""
+    max_body: Size = 64 * 2**20
+    """A request's body may be this long. A job's updates may be longer: they travel in parts."""
     max_waiting: Count = 10_000
     """Requests that wait for the store at most; beyond it, 429."""
     threads: Annotated[int, Field(ge=1, le=64)] = 8

@@ -1,0 +1,24 @@
+"""From a job's file to the objects that do what it says."""
+
+from __future__ import annotations
+
+from federated.job import FederatedJob
+from services.federation.hosted import HostedJob
+
+
+def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
+    """The job as a server holds it, with its secret ``key``. Raises JobRefused."""
+    model = job.make_model()
+    return HostedJob(
+        job.job.name,
+        model,
+        job.make_strategy(),
+        job.training,
+        job.rounds,
+        job.make_selection(),
+        job.job.seed,
+        key,
+        job.make_scheme(),
+        job.make_grid(model.layout()),
+        job.servers.part_bytes,
+    )
