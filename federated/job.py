@@ -1,0 +1,345 @@
+"""A federated job as one file: it runs in the simulator and, unchanged, on real servers.
+
+    JobRefused (ValueError)     the file cannot be read, a key or value is wrong, or parts do not go together
+
+Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers. Those of models,
+strategies and selection hold a ``name`` and whatever options that one has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from federated.compression import Grid, Scheme, make_scheme
+from federated.device import LocalTraining
+from federated.layout import Layout
+from federated.models import Model, make_model
+from federated.rounds.keys import Keys
+from federated.rounds.settings import RoundSettings
+from federated.sections import SectionRefused, read_section, unknown, write_tables
+from federated.selection import RULES, Capability, Everyone, FairnessCap, Selection, make_selection
+from federated.strategies import STRATEGIES, Median, MultiKrum, Strategy, TrimmedMean, make_strategy
+from federated.sums import Bounds
+
+
+class JobRefused(ValueError):
+    """A job that cannot be run; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Something chosen by name, with its own options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSection:
+    """``name`` is the job's on servers (1 to 64 of a-z, 0-9, ``_.-``); ``seed`` decides all that is drawn."""
+
+    name: str = "job"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    """Whose data: a data set's name or path, over ``clients`` by ``partition`` ("iid", "dirichlet:0.1", "label:2", …).
+
+    None leaves the data set's own rule. ``features`` and ``classes`` need only be told to servers, which see no data.
+    ``context`` is the window of text in characters, ``view`` what ratings are seen as.
+    """
+
+    name: str = "digits"
+    clients: int | None = None
+    partition: str | None = None
+    features: int | None = None
+    classes: int | None = None
+    context: int | None = None
+    view: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionSection:
+    """``upload`` is a scheme such as "top_k:0.03,quantise:1,deflate" ("" sends float32). ``download_bits`` rounds
+    versions to a grid and sends differences (0 sends the whole model in float32)."""
+
+    upload: str = ""
+    download_bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSection:
+    """What the simulator alone needs. ``memory_bytes`` bounds a cohort's chunk, ``state_bytes`` what clients remember.
+
+    ``availability`` is always, bernoulli, diurnal (``share`` of the clients) or trace (a file, ``trace``); ``habits``
+    are speeds, bandwidths, dropouts and stragglers of the population. Checkpoints and evaluations come every so many
+    iterations (0: never).
+    """
+
+    engine: Literal["torch", "numpy"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"
+    memory_bytes: int = 2**29
+    state_bytes: int = 2**32
+    availability: Literal["always", "bernoulli", "diurnal", "trace"] = "always"
+    share: float = 0.5
+    trace: str | None = None
+    patience_s: float = 86_400.0
+    checkpoint_every: int = 10
+    evaluate_every: int = 1
+    habits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServersSection:
+    """What real servers and their clients need: where they are, how large a body and a part of it may be, and how long
+    a request may take."""
+
+    urls: tuple[str, ...] = ()
+    max_body_bytes: int = 2**28
+    part_bytes: int = 2**20
+    request_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedJob:
+    """All of a job. ``load_job`` reads and checks one."""
+
+    rounds: RoundSettings
+    job: JobSection = JobSection()
+    model: Named = Named("perceptron")
+    data: DataSection = DataSection()
+    training: LocalTraining = field(default_factory=LocalTraining)
+    strategy: Named = Named("fedavg")
+    selection: Named = Named("everyone")
+    compression: CompressionSection = CompressionSection()
+    simulation: SimulationSection = SimulationSection()
+    servers: ServersSection = ServersSection()
+
+    def make_model(self, features: int | None = None, classes: int | None = None) -> Model:
+        """The model for rows of F features and C classes, which the data may tell, else the file must. Raises
+        JobRefused."""
+        features, classes = features or self.data.features, classes or self.data.classes
+        if features is None or classes is None:
+            raise JobRefused("the model's size is unknown: set data.features and data.classes")
+        with _refusing("model"):
+            return make_model(self.model.name, features=features, classes=classes, **self.model.options)
+
+    def make_strategy(self) -> Strategy:
+        """The strategy, with the cap on examples and the population that the job says. Raises JobRefused."""
+        options = dict(self.strategy.options)
+        kind = STRATEGIES.get(self.strategy.name)
+        known = {option.name for option in dataclasses.fields(kind)} if kind is not None else set()
+        if "max_examples" in options:
+            raise JobRefused("strategy: set rounds.max_examples, it caps what a client may claim everywhere")
+        if "max_examples" in known:
+            options["max_examples"] = self.rounds.max_examples
+        if "population" in known and self.population is not None:
+            options.setdefault("population", self.population)
+        with _refusing("strategy"):
+            return make_strategy(self.strategy.name, **options)
+
+    def make_selection(self) -> Selection:
+        """Who may train. Raises JobRefused."""
+        with _refusing("selection"):
+            return make_selection(self.selection.name, **self.selection.options)
+
+    def make_scheme(self) -> Scheme | None:
+        """How uploads are compressed, None for not at all. Raises JobRefused."""
+        with _refusing("compression.upload"):
+            return make_scheme(self.compression.upload) if self.compression.upload else None
+
+    def make_grid(self, layout: Layout) -> Grid | None:
+        """How downloads are, None for whole models in float32. Raises JobRefused."""
+        with _refusing("compression.download_bits"):
+            bits = self.compression.download_bits
+            return Grid.for_layout(layout, bits) if bits else None
+
+    @property
+    def population(self) -> int | None:
+        """How many clients there are, if the file says."""
+        return len(self.rounds.members) or self.data.clients
+
+    def check(self) -> None:
+        """Raise JobRefused with the reason unless all parts go together."""
+        with _refusing("job.name"):
+            Keys(self.job.name)
+        if not 0 <= self.job.seed < 2**63:
+            raise JobRefused(f"job.seed must be at least 0 and below 2**63, not {self.job.seed}")
+        if self.population is not None and self.population < 1:
+            raise JobRefused(f"data.clients must be at least 1, not {self.population}")
+        strategy, selection = self.make_strategy(), self.make_selection()
+        self.make_scheme()
+        if self.compression.download_bits and not 2 <= self.compression.download_bits <= 16:
+            raise JobRefused("compression.download_bits must be 0 or 2 to 16")
+        self._check_strategy(strategy)
+        self._check_selection(selection)
+        self._check_population()
+        self._check_simulation()
+
+    def _check_strategy(self, strategy: Strategy) -> None:
+        rounds = self.rounds
+        if rounds.mode == "buffered" and strategy.name == "scaffold":
+            raise JobRefused(
+                "scaffold needs synchronous rounds: its controls are differences against one common model"
+            )
+        if rounds.mode == "buffered" and strategy.needs == "updates":
+            raise JobRefused(
+                f"{strategy.name} compares updates of one model: buffered rounds mix several versions"
+            )
+        fewest = strategy.fewest() if isinstance(strategy, (Median, MultiKrum, TrimmedMean)) else 1
+        if rounds.thresholds.uploads_floor < fewest:
+            raise JobRefused(
+                f"{strategy.name} needs {fewest} updates, and an iteration may have {rounds.thresholds.uploads_floor}"
+            )
+        if strategy.name == "fedsgd" and (self.training.steps or self.training.epochs or 1) > 1:
+            raise JobRefused(
+                "fedsgd takes one gradient over all examples: leave training.steps and training.epochs out"
+            )
+        thresholds = rounds.thresholds
+        with _refusing("rounds"):
+            Bounds(max(thresholds.starts_close, thresholds.uploads_close), strategy.largest_weight)
+
+    def _check_selection(self, selection: Selection) -> None:
+        if self.rounds.kind == "cross_silo" and not isinstance(selection, Everyone):
+            raise JobRefused(
+                "cross-silo rounds take every member in every iteration: leave the selection out"
+            )
+        for rule in getattr(selection, "rules", (selection,)):
+            if isinstance(rule, FairnessCap):
+                self._check_fairness(rule)
+            window_s = self.rounds.update_model_time_window_s
+            if isinstance(rule, Capability) and rule.deadline_s > window_s:
+                raise JobRefused(
+                    f"selection: a deadline of {rule.deadline_s:g} s is beyond the update window of {window_s:g} s"
+                )
+
+    def _check_fairness(self, rule: FairnessCap) -> None:
+        population, wanted = self.population, self.rounds.thresholds.starts_floor or self.rounds.buffer_size
+        if population is not None and population * rule.most < wanted * (rule.window + 1):
+            raise JobRefused(
+                f"fairness lets {population} clients in {rule.most} times in any {rule.window + 1} iterations: "
+                f"not enough for {wanted} starts in each"
+            )
+
+    def _check_population(self) -> None:
+        population, rounds = self.population, self.rounds
+        if population is None:
+            return
+        if rounds.mode == "buffered" and population < rounds.buffer_size:
+            raise JobRefused(
+                f"a buffer of {rounds.buffer_size} uploads cannot be filled by {population} clients, "
+                "each once a version"
+            )
+        if rounds.mode != "buffered" and population < rounds.thresholds.starts_floor:
+            raise JobRefused(
+                f"{rounds.thresholds.starts_floor} starts are needed and there are {population} clients: "
+                "every iteration would be invalid"
+            )
+
+    def _check_simulation(self) -> None:
+        simulation = self.simulation
+        if simulation.engine == "numpy" and simulation.device == "cuda":
+            raise JobRefused("simulation: the numpy engine has no cuda device; take engine torch")
+        if simulation.availability == "trace" and not simulation.trace:
+            raise JobRefused("simulation: availability trace needs the file, simulation.trace")
+        if simulation.checkpoint_every < 0 or simulation.evaluate_every < 0:
+            raise JobRefused("simulation: checkpoint_every and evaluate_every must not be negative")
+        servers = self.servers
+        if not 1 <= servers.part_bytes <= servers.max_body_bytes:
+            raise JobRefused("servers: part_bytes must be at least 1 and at most max_body_bytes")
+
+    def to_toml(self) -> str:
+        """The job as a file that ``load_job`` reads back the same."""
+        tables: dict[str, dict[str, Any]] = {}
+        for section in dataclasses.fields(self):
+            value = getattr(self, section.name)
+            if isinstance(value, Named):
+                tables[section.name] = {"name": value.name, **value.options}
+            else:
+                tables[section.name] = {
+                    f.name: getattr(value, f.name) for f in dataclasses.fields(value) if _worth(value, f)
+                }
+        order = sorted(tables, key=lambda title: title != "job")
+        return write_tables({title: tables[title] for title in order})
+
+
+def load_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:
+    """The job in a TOML file, or in its tables, checked. Raises JobRefused."""
+    job = read_job(source)
+    job.check()
+    return job
+
+
+def read_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:
+    """As ``load_job``, without the check that its parts go together. Raises JobRefused."""
+    tables = source if isinstance(source, Mapping) else _read_file(Path(source))
+    sections = {section.name: section for section in dataclasses.fields(FederatedJob)}
+    read: dict[str, Any] = {}
+    for title, table in tables.items():
+        if title not in sections:
+            raise JobRefused(unknown(title, list(sections), "the section"))
+        with _refusing(""):
+            if title in ("model", "strategy", "selection"):
+                read[title] = _named(title, table)
+            else:
+                read[title] = read_section(_KINDS[title], table, title)
+    if "rounds" not in read:
+        raise JobRefused("the section rounds is missing; it needs start_fl_job_threshold at least")
+    return FederatedJob(**read)
+
+
+_KINDS: Mapping[str, type[Any]] = {
+    "rounds": RoundSettings,
+    "job": JobSection,
+    "data": DataSection,
+    "training": LocalTraining,
+    "compression": CompressionSection,
+    "simulation": SimulationSection,
+    "servers": ServersSection,
+}
+
+
+def _named(title: str, table: object) -> Named:
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise SectionRefused(f"{title} must be a table with a name")
+    known = {"strategy": list(STRATEGIES), "selection": list(RULES)}.get(title)
+    name = table["name"]
+    if known is not None and "+" not in name and name not in known:
+        raise SectionRefused(unknown(name, known, f"{title}: the name"))
+    return Named(name, {key: value for key, value in table.items() if key != "name"})
+
+
+def _worth(value: object, f: dataclasses.Field[Any]) -> bool:
+    """Whether a field is worth a line: it is not what it would be without one."""
+    default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+    return f.init and bool(getattr(value, f.name) != default)
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise JobRefused(
+            f"{path} cannot be read: {error.strerror}; `headwater fl simulate -h` shows how to make one"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise JobRefused(f"{path} is not TOML: {error}") from error
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """What a part refuses is refused by the job, with the part's name before it."""
+    try:
+        yield
+    except JobRefused:
+        raise
+    except ValueError as error:
+        raise JobRefused(f"{where}: {error}" if where else str(error)) from error
