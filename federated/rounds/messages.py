@@ -7,6 +7,7 @@ from typing import Literal
 
 from federated.selection import DeviceFacts
 
+# Both lists stand on the wire by their order: append, never insert.
 WaitReason = Literal[
     "full",  # as many have started as the iteration takes
     "starting",  # the start phase has not closed: hold the update and ask again
