@@ -10,7 +10,7 @@ divided by the mean weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ _LARGEST_SCALAR = 2**200
 
 Totals = npt.NDArray[np.int64]
 Wide = npt.NDArray[np.float64]
+Rows = list[Array] | npt.NDArray[np.float32]
 
 
 class ContributionRefused(ValueError):
@@ -249,16 +250,11 @@ def add_batch(
     """Add B contributions with vectors [B, D] and weights, examples, steps and losses [B]: the same bits as ``add`` in
     a loop. All or nothing: raises ContributionRefused and adds none."""
     _check_names(vectors, total.vectors)
-    largest = {}
-    for name, batch in vectors.items():
-        if batch.ndim != 2:
-            raise ContributionRefused(
-                "length", f"{name} has shape {list(batch.shape)}, not [B, {total.size}]"
-            )
-        largest[name] = [_largest(row, total.size, total.bounds, name) for row in batch]
+    largest = {
+        name: _largest_of_rows(batch, total.size, total.bounds, name) for name, batch in vectors.items()
+    }
     many = {name: _plain(values) for name, values in (scalars or {}).items()}
-    rows = {name: list(batch) for name, batch in vectors.items()}
-    _add_rows(total, rows, largest, _plain(weights), _plain(examples), _plain(steps), _plain(losses), many)
+    _add_rows(total, vectors, largest, _plain(weights), _plain(examples), _plain(steps), _plain(losses), many)
 
 
 def _plain(values: Sequence[Any] | npt.NDArray[Any]) -> list[Any]:
@@ -274,7 +270,7 @@ def _check_names(vectors: Iterable[str], names: Iterable[str]) -> None:
 
 def _add_rows(
     total: Sum,
-    rows: Mapping[str, list[Array]],
+    rows: Mapping[str, Rows],
     largest: Mapping[str, list[float]],
     weights: list[float],
     examples: list[int],
@@ -284,7 +280,7 @@ def _add_rows(
 ) -> None:
     """Add rows whose values were checked and are at most ``largest``; all the rest is checked here, then added."""
     count = len(weights)
-    columns: list[Sequence[object]] = [*rows.values(), examples, steps, losses, *scalars.values()]
+    columns: list[Sized] = [*rows.values(), examples, steps, losses, *scalars.values()]
     if any(len(column) != count for column in columns):
         raise ContributionRefused("length", "the columns of a batch have different lengths")
     if total.clients + count > total.bounds.uploads:
@@ -333,22 +329,31 @@ def _fixed(value: float) -> int:
 
 
 def _largest(row: Array, size: int, bounds: Bounds, name: str) -> float:
-    """The largest |value| of a row, or ContributionRefused."""
-    if row.dtype != np.float32:
-        raise ContributionRefused("type", f"{name} is {row.dtype}, not float32")
-    if row.shape != (size,):
+    """The largest |value| of a vector, or ContributionRefused."""
+    if row.ndim != 1:
         raise ContributionRefused("length", f"{name} has shape {list(row.shape)}, not [{size}]")
+    return _largest_of_rows(row[None], size, bounds, name)[0]
+
+
+def _largest_of_rows(batch: npt.NDArray[np.float32], size: int, bounds: Bounds, name: str) -> list[float]:
+    """The largest |value| of each row [B] of a batch [B, D], or ContributionRefused."""
+    if batch.dtype != np.float32:
+        raise ContributionRefused("type", f"{name} is {batch.dtype}, not float32")
+    if batch.ndim != 2 or batch.shape[1] != size:
+        raise ContributionRefused("length", f"{name} has shape {list(batch.shape)}, not [{size}] a client")
     if size == 0:
-        return 0.0
-    largest = max(float(row.max()), -float(row.min()))  # NaN stays NaN in both
-    if not largest < np.inf:
-        raise ContributionRefused("not_finite", f"{name} holds NaN or infinity")
-    if largest > bounds.magnitude:
-        raise ContributionRefused("magnitude", f"{name} reaches {largest:g}, above {bounds.magnitude:g}")
+        return [0.0] * len(batch)
+    # Two reductions read the rows where they lie; |batch| would write them first. NaN comes out of both.
+    ends = np.maximum(np.maximum.reduce(batch, axis=1), -np.minimum.reduce(batch, axis=1))
+    if not (ends <= bounds.magnitude).all():
+        if not np.isfinite(ends).all():
+            raise ContributionRefused("not_finite", f"{name} holds NaN or infinity")
+        raise ContributionRefused("magnitude", f"{name} reaches {ends.max():g}, above {bounds.magnitude:g}")
+    largest: list[float] = ends.tolist()
     return largest
 
 
-def _add_scaled(into: Totals, rows: list[Array], weights: list[float], largest: list[float]) -> None:
+def _add_scaled(into: Totals, rows: Rows, weights: list[float], largest: list[float]) -> None:
     """into += Σ rint(row · weight · 2**30), exactly.
 
     Rows are added up as float64 integers while the bound on their sum stays below 2**53, where float64 is exact; then
@@ -365,8 +370,11 @@ def _add_scaled(into: Totals, rows: list[Array], weights: list[float], largest: 
         for left in range(0, len(into), width):
             right = min(left + width, len(into))
             part = scaled[: last - first, : right - left]
-            for target, row in zip(part, rows[first:last], strict=True):
-                np.copyto(target, row[left:right])
+            if isinstance(rows, np.ndarray):
+                np.copyto(part, rows[first:last, left:right])
+            else:
+                for target, row in zip(part, rows[first:last], strict=True):
+                    np.copyto(target, row[left:right])
             part *= factor
             np.rint(part, out=part)
             into[left:right] += np.add.reduce(part, axis=0).astype(np.int64)
