@@ -18,6 +18,9 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
 
+_FITTING_PASSES: Final = 20
+_SMALLEST_PART: Final = 1e-12
+
 
 class PartitionImpossible(ValueError):
     """There are too few rows, or too few of a class, for what was asked."""
@@ -84,14 +87,21 @@ def dirichlet_equal(
     labels: Labels, clients: int, generator: np.random.Generator, alpha: float = 0.5
 ) -> Partition:
     """Equal sizes; each client's mix of classes is its own draw of Dirichlet(alpha · K · prior) over K classes (Hsu et
-    al. 2019). Where the draws ask for more rows of a class than there are, a random part of those who asked takes
-    what is left of other classes, so that each row is used once. Raises PartitionImpossible."""
+    al. 2019). The mixes are then fitted to the rows there are, so that each is used once: by passes of proportional
+    fitting, which keep a class that a client hardly has rare there, and for what these leave by random exchange.
+    Raises PartitionImpossible."""
     _require_rows(len(labels), clients, 1)
     _require_positive("alpha", alpha)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     classes = len(counts)
     prior = counts / counts.sum()
-    mixes = np.cumsum(_dirichlet(generator, alpha * classes * prior, (clients, classes)), axis=1)
+    mixes = _dirichlet(generator, alpha * classes * prior, (clients, classes))
+    for _ in range(_FITTING_PASSES):
+        # Tiny parts stay above zero, so that every class can be handed to somebody.
+        mixes = np.maximum(mixes, _SMALLEST_PART)
+        mixes *= prior / mixes.mean(axis=0)
+        mixes /= mixes.sum(axis=1, keepdims=True)
+    mixes = np.cumsum(mixes, axis=1)
     sizes = _even(len(labels), clients)
     slot_client = np.repeat(np.arange(clients), sizes)
     wanted = np.empty(len(labels), np.int64)
