@@ -190,10 +190,14 @@ def _take_values(total: Sum, values: Mapping[str, Any]) -> None:
         raise SumMismatch("the sum's weight breaks its bound")
     if any(abs(number) > _LARGEST_SCALAR for number in scalars.values()):
         raise SumMismatch("a scalar of the sum is too large")
-    largest = clients * (int(bounds.magnitude) * weight << SCALE_BITS) + clients
+    # No mean above the magnitude: a weight may have been rounded down by half a unit, a value up by as much.
+    magnitude = int(bounds.magnitude)
+    largest = (
+        min(magnitude * (scalars["weight"] + clients), clients * (magnitude * weight << SCALE_BITS)) + clients
+    )
     for name, vector in total.vectors.items():
         if len(vector) and (int(vector.max()) > largest or int(vector.min()) < -largest):
-            raise SumMismatch(f"{name} is larger than {clients} uploads can be")
+            raise SumMismatch(f"{name} is larger than {clients} uploads of this weight can be")
     total.scalars, total.clients, total.most_steps = dict(scalars), clients, most_steps
 
 

@@ -296,3 +296,18 @@ def test_sums_of_other_jobs_are_refused() -> None:
     large.vectors["control"][0] = 2**62
     with pytest.raises(SumMismatch, match="larger than 2 uploads"):
         Sum.from_bytes(large.to_bytes(), 4, BOUNDS, NAMES)
+    light = Sum.from_bytes(body, 4, BOUNDS, NAMES)
+    light.scalars["weight"] = 1
+    with pytest.raises(SumMismatch, match="of this weight"):
+        Sum.from_bytes(light.to_bytes(), 4, BOUNDS, NAMES)
+
+
+def test_a_sum_at_its_very_bounds_survives_its_bytes() -> None:
+    bounds = Bounds(3, 7)
+    for weight in (7.0, 1.0 / 3.0, 2.0**-30):
+        total = Sum(2, bounds)
+        extreme = np.array([bounds.magnitude, -bounds.magnitude], np.float32)
+        add_all(total, [Contribution({"difference": extreme}, weight, 1, 1, bounds.magnitude)] * 3)
+        again = Sum.from_bytes(total.to_bytes(), 2, bounds)
+        assert_same_bits(again, total)
+        assert np.abs(again.mean()).max() == pytest.approx(bounds.magnitude, rel=1e-6)
