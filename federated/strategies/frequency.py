@@ -3,8 +3,9 @@
 With p_i the weights and Δ_i the differences, divergence = 1 − ‖Σ p_i Δ_i‖² / Σ p_i ‖Δ_i‖², which lies in [0, 1]:
 0 when all devices agree, 1 when their differences cancel. The ratio is the inverse of gradient diversity (Yin et al.
 2018), taken of whole differences. Agreement means that more local work is safe and saves rounds; divergence means that
-local steps no longer help, as near the optimum, where local work should shrink (AdaComm, Wang and Joshi 2019). So, on a
-moving average of the divergence: below ``low`` the steps are multiplied by ``growth``, above ``high`` divided by it.
+local steps no longer help, as near the optimum, where local work should shrink (AdaComm, Wang and Joshi 2019). The rule
+itself is ours. On a moving average of the divergence: below ``low`` the steps are multiplied by ``growth``, above
+``high`` divided by it.
 """
 
 from __future__ import annotations
