@@ -18,6 +18,7 @@ CLIENT_COLUMNS: Final = ("client", "client_id", "user", "user_id")
 LABEL_COLUMNS: Final = ("label", "target", "y")
 _SHOWN: Final = 20
 _TEST: Final = "test"
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 Floats = npt.NDArray[np.float32]
 
@@ -121,9 +122,10 @@ def _read_csv(
             else:
                 try:
                     row = [float(str(cells[name])) for name in features]
-                    if not np.isfinite(np.array(row, np.float32)).all():
+                    # False for NaN too.
+                    if not all(abs(value) <= _LARGEST for value in row):
                         problem = "a feature is no finite 32-bit number"
-                except (ValueError, OverflowError) as error:
+                except ValueError as error:
                     problem = f"a feature is no number: {error}"
         if problem is not None:
             total += 1
