@@ -58,7 +58,7 @@ class Quantise:
             raise UnsoundScheme(f"quantise: a chunk holds 1 to {MAX_CHUNK} values, not {self.chunk}")
         object.__setattr__(self, "skews", self.rounding in ("nearest", "sign"))
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         limit = 8 * LEVELS[self.bits] ** 2
         if self.rounding == "stochastic" and self.chunk >= limit:
             other = "sign" if self.bits == 1 else "nearest"

@@ -56,7 +56,7 @@ class Rotate:
     gives: Kind = "dense"
     skews: bool = False
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         return None
 
     def width(self, count: int) -> int:

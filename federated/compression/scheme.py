@@ -2,9 +2,14 @@
 
 A scheme is written as its steps in order, separated by commas or bars, options after colons:
 
-    top_k:0.05 | quantise:1 | deflate        the largest 5 % by sign, with error feedback
-    rotate | quantise:4 | deflate            no memory at the client, the mean is right
-    random_mask:0.4 | quantise:8             what MindSpore Federated does
+    rotate | random_mask:0.5 | quantise:1:drive    half a bit a coordinate; the mean is right, no memory at the client
+    top_k:0.05 | quantise:2:nearest | deflate      the largest 5 %, with error feedback
+    rotate | quantise:4 | deflate                  nearly as good as float32
+    random_mask:0.4:unscaled | quantise:8          what MindSpore Federated does
+
+The first kind suits cohorts of ten and more, whose noise averages out, and clients that are seldom asked, since what
+they remember grows old; the second suits few clients that take part in every iteration, and vectors of which most
+hardly move.
 
 | step | options |
 |---|---|

@@ -11,7 +11,7 @@ from federated.compression.errors import UnsoundScheme
 from federated.compression.sections import Section, SectionRule
 from federated.compression.sparse import chosen_of, largest, require_share
 from federated.compression.step import Dice, Kind
-from federated.compression.streams import Floats, buckets, signs
+from federated.compression.streams import Floats, Indices, buckets, signs
 
 MAX_ROWS = 16
 
@@ -62,7 +62,7 @@ class CountSketch:
         np.put_along_axis(out, places, np.take_along_axis(estimates, places, axis=1), axis=1)
         return out
 
-    def _hashes(self, row: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats]:
+    def _hashes(self, row: int) -> tuple[Indices, Floats]:
         purpose = 16 + 2 * row
         return (
             buckets(self.seed, purpose, self.dimension, self.columns),
@@ -87,7 +87,7 @@ class Sketch:
         if not 1 <= self.rows <= MAX_ROWS:
             raise UnsoundScheme(f"sketch: 1 to {MAX_ROWS} rows, not {self.rows}")
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         return (
             "a sketch's estimate errs by more than the signal, and its memory belongs to the server "
             "that sums the sketches (FetchSGD)"

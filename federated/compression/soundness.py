@@ -67,5 +67,5 @@ def require_sound(steps: Sequence[Step], feedback: bool, coded: bool) -> None:
         )
     if feedback:
         for step in steps:
-            if reason := step.grows(feedback):
+            if reason := step.grows():
                 raise UnsoundScheme(f"error feedback with {step.name}: {reason}")

@@ -56,7 +56,7 @@ class TopK:
     def __post_init__(self) -> None:
         require_share(self.name, self.share)
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         return None
 
     def width(self, count: int) -> int:
@@ -99,7 +99,7 @@ class RandomMask:
     def __post_init__(self) -> None:
         require_share(self.name, self.share)
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         return None
 
     def width(self, count: int) -> int:

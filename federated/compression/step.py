@@ -57,7 +57,7 @@ class Step(Protocol):
         """True when the mean of what the server decodes is not what went in: it needs error feedback."""
         ...
 
-    def grows(self, feedback: bool) -> str | None:
+    def grows(self) -> str | None:
         """Why the error may exceed what went in (so that error feedback would add it up), or None."""
         ...
 
