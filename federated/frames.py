@@ -23,10 +23,13 @@ from federated.selection import DeviceFacts
 VERSION: Final = 1
 MOST_INSTRUCTIONS: Final = 65_535
 MOST_TEXT: Final = 512
+MOST_VECTORS: Final = 16
 MOST_SECONDS: Final = 4_000_000.0
 MOST_FRAME: Final = 2**31
 
-_START, _ADMITTED, _UPLOAD, _ACCEPTED, _NOT_YET, _REFUSED, _FINISHED, _POLL, _STANDING = range(1, 10)
+_START, _ADMITTED, _UPLOAD, _ACCEPTED, _NOT_YET, _REFUSED, _FINISHED, _POLL, _STANDING, _MODEL, _PARTS = (
+    range(1, 12)
+)
 _NEVER: Final = 2**32 - 1
 # Their order is that of the wire: new ones are appended.
 _CODES: Final[tuple[Any, ...]] = get_args(RefusalCode)
@@ -35,17 +38,18 @@ _PHASES: Final[tuple[Any, ...]] = ("starting", "updating", "buffering", "aggrega
 
 _HEADS: Final = {
     _START: struct.Struct("<BBBfffII"),  # flags, battery, compute, bandwidth, examples, version held
-    _ADMITTED: struct.Struct(
-        "<BIIII16sHB"
-    ),  # iteration, version, base, milliseconds left, ticket, instructions, flags
+    _ADMITTED: struct.Struct("<BBIII16s"),  # repeated, iteration, version, milliseconds left, ticket
     _UPLOAD: struct.Struct("<BBIIIf16s"),  # spare, iteration, examples, steps, loss, ticket
     _ACCEPTED: struct.Struct("<BBII"),  # repeated, iteration, come back in ms
     _NOT_YET: struct.Struct("<BBIH"),  # reason, come back in ms, detail's length
     _REFUSED: struct.Struct("<BBIH"),  # code, come back in ms, reason's length
     _FINISHED: struct.Struct("<BII"),  # iteration, version
     _POLL: struct.Struct("<BI"),  # iteration
+    _MODEL: struct.Struct("<BIIHB"),  # version, base, instructions' length, vectors
+    _PARTS: struct.Struct("<BBIIIf16s16s"),  # as upload, and the digest
     _STANDING: struct.Struct("<BBBIII"),  # phase, counted, iteration, version, come back in ms
 }
+_VECTOR: Final = struct.Struct("<BI")  # its name's length and its own, in bytes
 UPLOAD_OVERHEAD: Final = _HEADS[_UPLOAD].size
 
 
@@ -72,30 +76,50 @@ class StartFrame:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedFrame:
-    """Train on this. ``model`` is version ``version`` whole (``base`` 0) or as a difference from ``base``.
-
-    ``left_s`` is how long an upload has a chance at most; ``instructions`` are small values by name (JSON).
-    """
+    """Train on ``version`` and upload with ``ticket``; after ``left_s`` there is no chance that it counts."""
 
     iteration: int
     version: int
-    base: int
     left_s: float
     ticket: bytes
-    instructions: Mapping[str, Any]
-    model: bytes
     repeated: bool = False
 
     def to_bytes(self) -> bytes:
-        """36 bytes, the instructions and the model. Raises ValueError when the instructions are too long."""
+        """30 bytes."""
+        return _head(
+            _ADMITTED,
+            int(self.repeated),
+            _whole(self.iteration),
+            _whole(self.version),
+            _ms(self.left_s),
+            self.ticket,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFrame:
+    """Model ``version``: ``model`` is the whole (``base`` 0) or the difference from version ``base``.
+
+    ``instructions`` are small values by name (JSON); ``vectors`` travel beside the weights, as bytes by name.
+    """
+
+    version: int
+    base: int
+    instructions: Mapping[str, Any]
+    vectors: Mapping[str, bytes]
+    model: bytes
+
+    def to_bytes(self) -> bytes:
+        """12 bytes, the instructions, 5 bytes a vector and its name, the vectors, the model. Raises ValueError when
+        there are too many or too long ones."""
         told = json.dumps(self.instructions, separators=(",", ":"), allow_nan=False).encode()
-        if len(told) > MOST_INSTRUCTIONS:
-            raise ValueError(f"{len(told)} bytes of instructions, at most {MOST_INSTRUCTIONS}")
-        head = _head(
-            _ADMITTED, _whole(self.iteration), _whole(self.version), _whole(self.base), _ms(self.left_s),
-            self.ticket, len(told), int(self.repeated),
-        )  # fmt: skip
-        return b"".join((head, told, self.model))
+        if len(told) > MOST_INSTRUCTIONS or len(self.vectors) > MOST_VECTORS:
+            raise ValueError(f"{len(told)} bytes of instructions and {len(self.vectors)} vectors: too many")
+        parts = [_head(_MODEL, _whole(self.version), _whole(self.base), len(told), len(self.vectors)), told]
+        for name, vector in self.vectors.items():
+            encoded = name.encode()
+            parts.append(_VECTOR.pack(len(encoded), _whole(len(vector))) + encoded)
+        return b"".join((*parts, *self.vectors.values(), self.model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +141,25 @@ class UploadFrame:
                 _single(self.loss), self.ticket,
             )
             + self.payload
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFrame:
+    """An update whose payload was sent in parts before; ``digest`` (16 bytes) is that of the payload."""
+
+    iteration: int
+    ticket: bytes
+    examples: int
+    steps: int
+    loss: float
+    digest: bytes
+
+    def to_bytes(self) -> bytes:
+        """50 bytes. The loss is float32."""
+        return _head(
+            _PARTS, 0, _whole(self.iteration), _whole(self.examples), _whole(self.steps),
+            _single(self.loss), self.ticket, self.digest,
         )  # fmt: skip
 
 
@@ -206,6 +249,8 @@ class StandingFrame:
 Frame = (
     StartFrame
     | AdmittedFrame
+    | ModelFrame
+    | PartsFrame
     | UploadFrame
     | AcceptedFrame
     | NotYetFrame
@@ -251,16 +296,45 @@ def _read_start(values: tuple[Any, ...], rest: memoryview) -> StartFrame:
 
 
 def _read_admitted(values: tuple[Any, ...], rest: memoryview) -> AdmittedFrame:
-    iteration, version, base, left, ticket, length, flags = values
+    _exactly(rest, 0)
+    flags, iteration, version, left, ticket = values
     _flags(flags, 1)
-    if length > len(rest):
-        raise ValueError(f"{length} bytes of instructions in {len(rest)}")
-    told = json.loads(bytes(rest[:length]), parse_constant=_no_constant)
-    if not isinstance(told, dict):
-        raise ValueError("instructions are no object")
-    return AdmittedFrame(
-        iteration, version, base, left / 1000, ticket, told, bytes(rest[length:]), bool(flags)
-    )
+    return AdmittedFrame(iteration, version, left / 1000, ticket, bool(flags))
+
+
+def _read_model(values: tuple[Any, ...], rest: memoryview) -> ModelFrame:
+    version, base, length, count = values
+    told = json.loads(bytes(_take(rest, 0, length)), parse_constant=_no_constant)
+    if not isinstance(told, dict) or count > MOST_VECTORS:
+        raise ValueError(f"{count} vectors and instructions that may be no object")
+    at, sizes = length, dict[str, int]()
+    for _ in range(count):
+        letters, size = _VECTOR.unpack(_take(rest, at, _VECTOR.size))
+        name = bytes(_take(rest, at + _VECTOR.size, letters)).decode()
+        at += _VECTOR.size + letters
+        if name in sizes:
+            raise ValueError(f"vector {name!r} stands twice")
+        sizes[name] = size
+    vectors = dict[str, bytes]()
+    for name, size in sizes.items():
+        vectors[name] = bytes(_take(rest, at, size))
+        at += size
+    return ModelFrame(version, base, told, vectors, bytes(rest[at:]))
+
+
+def _take(rest: memoryview, at: int, length: int) -> memoryview:
+    if at + length > len(rest):
+        raise ValueError(f"{at + length} bytes are said to follow, {len(rest)} do")
+    return rest[at : at + length]
+
+
+def _read_parts(values: tuple[Any, ...], rest: memoryview) -> PartsFrame:
+    _exactly(rest, 0)
+    spare, iteration, examples, steps, loss, ticket, digest = values
+    _flags(spare, 0)
+    if examples < 1 or not math.isfinite(loss):
+        raise ValueError(f"{examples} examples and a loss of {loss}")
+    return PartsFrame(iteration, ticket, examples, steps, loss, digest)
 
 
 def _read_upload(values: tuple[Any, ...], rest: memoryview) -> UploadFrame:
@@ -311,6 +385,8 @@ _READERS: Final[Mapping[int, Callable[[tuple[Any, ...], memoryview], Frame]]] = 
     _START: _read_start,
     _ADMITTED: _read_admitted,
     _UPLOAD: _read_upload,
+    _MODEL: _read_model,
+    _PARTS: _read_parts,
     _ACCEPTED: _read_accepted,
     _NOT_YET: _read_not_yet,
     _REFUSED: _read_refused,
@@ -323,7 +399,7 @@ _READERS: Final[Mapping[int, Callable[[tuple[Any, ...], memoryview], Frame]]] = 
 def _head(kind: int, *values: Any) -> bytes:
     for value in values:
         if isinstance(value, bytes) and len(value) != TICKET_BYTES:
-            raise ValueError(f"a ticket has {TICKET_BYTES} bytes, not {len(value)}")
+            raise ValueError(f"a ticket or digest has {TICKET_BYTES} bytes, not {len(value)}")
     return _HEADS[kind].pack(VERSION << 4 | kind, *values)
 
 

@@ -13,7 +13,9 @@ from federated.frames import (
     FinishedFrame,
     Frame,
     FrameRefused,
+    ModelFrame,
     NotYetFrame,
+    PartsFrame,
     PollFrame,
     RefusedFrame,
     StandingFrame,
@@ -36,9 +38,15 @@ facts = st.builds(
 instructions = st.dictionaries(
     text, st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | text, max_size=3
 )
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+vectors = st.dictionaries(
+    st.text(st.characters(codec="utf-8"), max_size=20), st.binary(max_size=20), max_size=3
+)
 frames = st.one_of(
     st.builds(StartFrame, facts, whole),
-    st.builds(AdmittedFrame, whole, whole, whole, wait, ticket, instructions, st.binary(max_size=50), st.booleans()),
+    st.builds(AdmittedFrame, whole, whole, wait, ticket, st.booleans()),
+    st.builds(ModelFrame, whole, whole, instructions, vectors, st.binary(max_size=50)),
+    st.builds(PartsFrame, whole, ticket, st.integers(1, 2**32 - 1), whole, finite, ticket),
     st.builds(
         UploadFrame, whole, ticket, st.integers(1, 2**32 - 1), whole,
         st.floats(width=32, allow_nan=False, allow_infinity=False), st.binary(max_size=50),
@@ -68,7 +76,7 @@ def test_an_upload_adds_34_bytes_to_its_payload() -> None:
 
 
 known_kind = st.builds(
-    lambda kind, rest: bytes([16 | kind]) + rest, st.integers(1, 9), st.binary(max_size=120)
+    lambda kind, rest: bytes([16 | kind]) + rest, st.integers(1, 11), st.binary(max_size=120)
 )
 
 
@@ -89,7 +97,7 @@ def test_a_frame_cut_short_is_refused_or_has_a_shorter_payload(frame: Frame, dat
         read = read_frame(cut)
     except FrameRefused:
         return
-    assert isinstance(frame, (UploadFrame, AdmittedFrame))
+    assert isinstance(frame, (UploadFrame, ModelFrame))
     assert isinstance(read, type(frame))
     assert read != frame
 
@@ -116,9 +124,9 @@ def test_malformed_frames_are_refused_with_the_reason(body: bytes, message: str)
 
 @pytest.mark.parametrize("told", [b"[]", b"{", b'{"a":NaN}', b"[" * 60_000, b"\xff"])
 def test_malformed_instructions_are_refused(told: bytes) -> None:
-    body = AdmittedFrame(1, 1, 0, 5.0, b"t" * 16, {}, b"").to_bytes()
-    changed = body[:33] + len(told).to_bytes(2, "little") + body[35:36] + told
-    assert read_frame(body[:33] + b"\x02\x00\x00{}") == AdmittedFrame(1, 1, 0, 5.0, b"t" * 16, {}, b"")
+    head = ModelFrame(1, 1, {}, {}, b"").to_bytes()[:9]
+    assert read_frame(head + b"\x02\x00\x00{}") == ModelFrame(1, 1, {}, {}, b"")
+    changed = head + len(told).to_bytes(2, "little") + b"\x00" + told
     with pytest.raises(FrameRefused):
         read_frame(changed)
 
@@ -155,10 +163,25 @@ def test_waits_are_rounded_up_and_bounded_and_texts_are_cut_at_a_character() -> 
     assert far.come_back_s == 4_000_000.0
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"\x01\x04\x00\x00\x00w\x00\x00",  # 4 bytes are said to follow, 2 do
+        b"\x01\xff\xff\xff\xff\xff",  # a name of 255 letters and 4 GB
+        b"\x02\x01\x00\x00\x00\x00w\x01\x00\x00\x00\x00w",  # twice the same
+        b"\x11" + b"\x00" * 200,  # 17 vectors
+    ],
+)
+def test_vectors_that_are_not_there_are_refused(table: bytes) -> None:
+    head = ModelFrame(1, 1, {}, {}, b"").to_bytes()[:9]
+    with pytest.raises(FrameRefused):
+        read_frame(head + b"\x02\x00" + table[:1] + b"{}" + table[1:])
+
+
 def test_our_own_mistakes_are_told_apart() -> None:
     with pytest.raises(ValueError, match="does not fit into 32 bits"):
         PollFrame(-1).to_bytes()
-    with pytest.raises(ValueError, match="a ticket has 16 bytes"):
+    with pytest.raises(ValueError, match="a ticket or digest has 16 bytes"):
         UploadFrame(1, b"t", 1, 1, 0.5, b"").to_bytes()
     with pytest.raises(ValueError, match="bytes of instructions"):
-        AdmittedFrame(1, 1, 0, 5.0, b"t" * 16, {"a": "x" * 70_000}, b"").to_bytes()
+        ModelFrame(1, 0, {"a": "x" * 70_000}, {}, b"").to_bytes()
