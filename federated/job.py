@@ -76,16 +76,19 @@ class CompressionSection:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSection:
-    """What the simulator alone needs. ``memory_bytes`` bounds a cohort's chunk, ``state_bytes`` what clients remember.
+    """What the simulator alone needs. ``engine`` is one of ``simulator.engines``, ``auto`` the fastest for the model
+    and ``device``; ``memory_bytes`` bounds a cohort's chunk (0: the device's default), ``threads`` of which are in
+    work; ``state_bytes`` bounds what clients remember.
 
     ``availability`` is always, bernoulli, diurnal (``share`` of the clients) or trace (a file, ``trace``); ``habits``
     are speeds, bandwidths, dropouts and stragglers of the population. Checkpoints and evaluations come every so many
     iterations (0: never).
     """
 
-    engine: Literal["torch", "numpy"] = "torch"
+    engine: Literal["auto", "batched", "torch", "numpy"] = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
-    memory_bytes: int = 2**29
+    memory_bytes: int = 0
+    threads: int = 1
     state_bytes: int = 2**32
     availability: Literal["always", "bernoulli", "diurnal", "trace"] = "always"
     share: float = 0.5
@@ -245,8 +248,14 @@ class FederatedJob:
 
     def _check_simulation(self) -> None:
         simulation = self.simulation
-        if simulation.engine == "numpy" and simulation.device == "cuda":
-            raise JobRefused("simulation: the numpy engine has no cuda device; take engine torch")
+        if simulation.engine in ("numpy", "batched") and simulation.device == "cuda":
+            raise JobRefused(
+                f"simulation: the {simulation.engine} engine has no cuda device; take engine torch"
+            )
+        if simulation.threads < 1 or simulation.memory_bytes < 0 or simulation.state_bytes < 0:
+            raise JobRefused(
+                "simulation: threads must be at least 1, memory_bytes and state_bytes not negative"
+            )
         if simulation.availability == "trace" and not simulation.trace:
             raise JobRefused("simulation: availability trace needs the file, simulation.trace")
         if simulation.checkpoint_every < 0 or simulation.evaluate_every < 0:

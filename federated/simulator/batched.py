@@ -124,29 +124,31 @@ class BatchedEngine:
         server = None if cohort.server_control is None else arrays.put(cohort.server_control)
         correction = None if own is None else server - own
         losses = np.zeros(len(clients), np.float64)
-        for step, active in enumerate(schedule.active):
-            left, right = schedule.edges[step], schedule.edges[step] + schedule.widths[step]
-            part, current = gradient[:active], weights[:active]
-            at_step = shares[:active, left:right]
-            mean = self._network.gradient(
-                current, batches[:active, left:right], answers[:active, left:right], at_step, part
-            )
-            losses[:active] += arrays.take(mean) * schedule.sizes[:active, step]
-            if training.clip_norm:
-                self._clip(part, training.clip_norm)
-            if training.proximal:
-                part += training.proximal * (current - start)
-            if correction is not None:
-                part += correction[:active]
-            if velocity is not None:
-                moving = velocity[:active]
-                moving *= training.momentum
-                moving += part
-                current -= training.rate * moving
-            else:
-                part *= training.rate
-                current -= part
-        weights -= start
+        # What diverges is found by whoever takes the results; NumPy need not warn at each step.
+        with np.errstate(all="ignore"):
+            for step, active in enumerate(schedule.active):
+                left, right = schedule.edges[step], schedule.edges[step] + schedule.widths[step]
+                part, current = gradient[:active], weights[:active]
+                at_step = shares[:active, left:right]
+                mean = self._network.gradient(
+                    current, batches[:active, left:right], answers[:active, left:right], at_step, part
+                )
+                losses[:active] += arrays.take(mean) * schedule.sizes[:active, step]
+                if training.clip_norm:
+                    self._clip(part, training.clip_norm)
+                if training.proximal:
+                    part += training.proximal * (current - start)
+                if correction is not None:
+                    part += correction[:active]
+                if velocity is not None:
+                    moving = velocity[:active]
+                    moving *= training.momentum
+                    moving += part
+                    current -= training.rate * moving
+                else:
+                    part *= training.rate
+                    current -= part
+            weights -= start
         return self._trained(clients, counts, schedule, weights, losses, server, training)
 
     def _clip(self, gradient: Tensor, largest_norm: float) -> None:

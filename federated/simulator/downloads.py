@@ -66,9 +66,10 @@ class Downloads:
 
     def _measure(self, held: int, version: int) -> int:
         control = 0 if self.published[version].control is None else 4 * self.size
+        # On the wire a held version of 0 means none: who holds the first gets the whole model, too.
         if self.grid is None:
-            return control + (0 if held == version else 4 * self.size)
-        new, base = self._held[version], self._held.get(held)
+            return control + (0 if held == version > 0 else 4 * self.size)
+        new, base = self._held[version], self._held.get(held) if held > 0 else None
         whole = len(difference(self.grid, new, None))
         return control + (whole if base is None else min(whole, len(difference(self.grid, new, base))))
 

@@ -3,6 +3,7 @@
 ======== =====================================================================================================
 name     trains
 ======== =====================================================================================================
+auto     batched, or torch on another device and for what has no twin in NumPy
 numpy    client by client with ``device.local_update``: the reference, the same bits as real devices
 batched  whole cohorts on a batch axis with NumPy: the fastest on a CPU for small networks
 torch    the same with torch, on ``cpu`` or ``cuda``; and any ``torch.nn.Module``
@@ -15,10 +16,10 @@ from federated.models import Model
 from federated.simulator.arrays import NumpyArrays
 from federated.simulator.batched import BatchedEngine
 from federated.simulator.cohort import Engine
-from federated.simulator.networks import twin
+from federated.simulator.networks import has_twin, twin
 from federated.simulator.reference import ReferenceEngine
 
-ENGINES = ("numpy", "batched", "torch")
+ENGINES = ("auto", "numpy", "batched", "torch")
 
 CPU_MEMORY_BYTES = 8 * 1024 * 1024
 """Per thread: about what the caches of a core hold. More is not faster on a CPU."""
@@ -32,6 +33,8 @@ def make_engine(
 
     Raises ValueError for an unknown name or a device that is not there, NoTwin when the model cannot be batched.
     """
+    if name == "auto":
+        name = "batched" if device == "cpu" and has_twin(model) else "torch"
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is none of {', '.join(ENGINES)}")
     if name != "torch" and device != "cpu":

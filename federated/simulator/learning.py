@@ -18,20 +18,20 @@ import numpy.typing as npt
 from federated.compression import Scheme
 from federated.compression.download import Grid
 from federated.device import COMPRESSION, INITIAL, LocalTraining, Update, device_generator
+from federated.frames import UPLOAD_OVERHEAD
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import shared_seed
-from federated.rounds import RoundSettings, Slot
+from federated.rounds import RoundSettings
 from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
 from federated.simulator.states import ClientStates, Slots
+from federated.simulator.world import Counted
 from federated.strategies import ServerState, Strategy, sum_for
 from federated.sums import Contribution, ContributionRefused, Sum, add_all
 from federated.weights import Array
 
 Columns = dict[str, npt.NDArray[Any]]
-FRAME_BYTES = 40
-"""Of an upload beyond its payload: the most that ``frames`` adds."""
 
 
 class NothingToApply(RuntimeError):
@@ -87,7 +87,7 @@ class Learning:
             self.states[name] = self._open(name, None)
         vectors = len(strategy.summed)
         whole = 4 * self.layout.size if scheme is None else scheme.most_bytes(self.layout.size)
-        self.body_bytes = vectors * whole + 4 * (vectors - 1) + FRAME_BYTES
+        self.body_bytes = vectors * whole + 4 * (vectors - 1) + UPLOAD_OVERHEAD
         self._publish(0, 0)
 
     def _open(self, name: str, slots: Slots | None) -> ClientStates:
@@ -110,14 +110,14 @@ class Learning:
             version, self.state.weights, instructions.adapt(self._training), control, oldest_wanted
         )
 
-    def learn(self, slots: list[Slot], version: int, oldest_in_flight: int | None) -> Learned:
-        """Train and apply the uploads that ``slots`` stand for, on the way from ``version`` to the next. Raises
+    def learn(self, uploads: list[Counted], version: int, oldest_in_flight: int | None) -> Learned:
+        """Train and apply the uploads that ``uploads`` stand for, on the way from ``version`` to the next. Raises
         NothingToApply when all were refused."""
-        total = sum_for(self._strategy, self.layout, len(slots))
+        total = sum_for(self._strategy, self.layout, len(uploads))
         kept: list[tuple[int, int, Contribution]] = []
         refused: dict[str, int] = {}
         bytes_up = 0
-        for cohort, published, factors in self._cohorts(slots, version):
+        for cohort, published, factors in self._cohorts(uploads, version):
             for trained in self._engine.train(cohort, self._data):
                 sound, more = self._sound(trained)
                 for rule, count in more.items():
@@ -134,12 +134,12 @@ class Learning:
                 # At once: a client may stand in a buffer twice, and its second upload builds on its first.
                 commit(accepted)
         if total.clients == 0 and not kept:
-            raise NothingToApply(f"all {len(slots)} uploads were refused: {refused}")
-        return self._apply(slots, total, kept, version, oldest_in_flight, bytes_up, refused)
+            raise NothingToApply(f"all {len(uploads)} uploads were refused: {refused}")
+        return self._apply(uploads, total, kept, version, oldest_in_flight, bytes_up, refused)
 
     def _apply(
         self,
-        slots: list[Slot],
+        uploads: list[Counted],
         total: Sum,
         kept: list[tuple[int, int, Contribution]],
         version: int,
@@ -164,21 +164,21 @@ class Learning:
         self._publish(version + 1, oldest)
         if clients:
             self.body_bytes = -(-bytes_up // clients)
-        staleness = sum(slot.staleness for slot in slots) / len(slots)
+        staleness = sum(slot.staleness for slot in uploads) / len(uploads)
         return Learned(clients, examples, loss, bytes_up, staleness, refused)
 
     def _cohorts(
-        self, slots: list[Slot], version: int
+        self, uploads: list[Counted], version: int
     ) -> Iterator[tuple[Cohort, Published, dict[int, float]]]:
-        """The slots by the iteration in which their clients started, oldest first."""
-        groups: dict[int, list[Slot]] = {}
-        for slot in slots:
+        """The uploads by the iteration in which their clients started, oldest first."""
+        groups: dict[int, list[Counted]] = {}
+        for slot in uploads:
             groups.setdefault(slot.started, []).append(slot)
         for started, group in sorted(groups.items()):
             published = self.downloads.published[version - group[0].staleness]
             controls = self.states.get("control")
             cohort = Cohort(
-                np.array(sorted(int(slot.client) for slot in group), np.int64),
+                np.array(sorted(slot.client for slot in group), np.int64),
                 started,
                 published.weights,
                 published.training,
@@ -186,14 +186,15 @@ class Learning:
                 published.control,
                 None if controls is None else controls.get,
             )
-            factors = {int(slot.client): self._rounds.weight(1, slot.staleness) for slot in group}
+            factors = {slot.client: self._rounds.weight(1, slot.staleness) for slot in group}
             yield cohort, published, factors
 
     def _sound(self, trained: Trained) -> tuple[Trained, dict[str, int]]:
         """Without the clients whose vectors or loss are not finite: they cannot be coded, a device would not send."""
         finite = np.isfinite(trained.losses)
-        for vector in trained.vectors.values():
-            finite &= np.isfinite(vector.sum(axis=1, dtype=np.float64))
+        with np.errstate(invalid="ignore"):
+            for vector in trained.vectors.values():
+                finite &= np.isfinite(vector.sum(axis=1, dtype=np.float64))
         if finite.all():
             return trained, {}
         return trained.at(np.flatnonzero(finite)), {"not_finite": int(np.count_nonzero(~finite))}
@@ -204,7 +205,7 @@ class Learning:
         """What the server reads from the clients' bodies, the bytes of those, and what to do once they are accepted
         (by flags [B])."""
         clients, decoded = trained.clients, dict(trained.vectors)
-        size = len(clients) * (FRAME_BYTES + 4 * (len(decoded) - 1))
+        size = len(clients) * (UPLOAD_OVERHEAD + 4 * (len(decoded) - 1))
         residuals: dict[str, Array] = {}
         if self._scheme is None:
             size += sum(4 * vector.size for vector in decoded.values())

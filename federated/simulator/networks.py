@@ -165,6 +165,11 @@ class CharacterNetwork:
         return losses
 
 
+def has_twin(model: Model) -> bool:
+    """Whether ``twin`` makes one."""
+    return isinstance(model, (Perceptron, NextCharacter))
+
+
 def twin(model: Model, arrays: Arrays) -> Network:
     """The network that trains ``model`` for many clients at once. Raises NoTwin."""
     if isinstance(model, Perceptron):

@@ -94,6 +94,10 @@ class Population:
         """Whether the client's start in that iteration leads nowhere."""
         return self._happens(Purpose.DROPOUT, self.habits.dropout, client, iteration)
 
+    def straggles(self, client: int, iteration: int) -> bool:
+        """Whether the client is slow in that iteration."""
+        return self._happens(Purpose.STRAGGLER, self.habits.stragglers, client, iteration)
+
     def round_trip_s(
         self, client: int, iteration: int, *, down_bytes: int, examples: int, up_bytes: int
     ) -> float:
@@ -103,8 +107,7 @@ class Population:
             + examples / float(self.compute[client])
             + up_bytes / float(self.uplink[client])
         )
-        slow = self._happens(Purpose.STRAGGLER, self.habits.stragglers, client, iteration)
-        return took_s * (self.habits.straggler_factor if slow else 1.0)
+        return took_s * (self.habits.straggler_factor if self.straggles(client, iteration) else 1.0)
 
     def facts(self, client: int, at_s: float, examples: int) -> DeviceFacts:
         """What the client says of itself at that time; its state changes by the hour."""

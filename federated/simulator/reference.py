@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from federated.data import Padded
 from federated.device import ControlVariates, Update, device_generator, local_update
 from federated.models import Model
 from federated.simulator.cohort import Cohort, Rows, Trained
+from federated.weights import Array
 
 
 class ReferenceEngine:
@@ -31,23 +33,12 @@ class ReferenceEngine:
             clients = ordered[first : first + self._chunk]
             rows = data.rows(clients)
             controls = None if cohort.controls is None else cohort.controls(clients)
-            updates: list[Update] = []
-            for place, (client, count) in enumerate(zip(clients.tolist(), rows.counts.tolist(), strict=True)):
-                control = None
-                if controls is not None and cohort.server_control is not None:
-                    control = ControlVariates(cohort.server_control, controls[place])
-                updates.append(
-                    local_update(
-                        self._model,
-                        self._model.layout(),
-                        cohort.start,
-                        rows.inputs[place, :count],
-                        rows.labels[place, :count],
-                        cohort.training,
-                        device_generator(cohort.seed, client, cohort.iteration),
-                        control,
-                    )
-                )
+            # What diverges is found by whoever takes the results, as a server finds it.
+            with np.errstate(all="ignore"):
+                updates = [
+                    self._update(cohort, client, rows, place, None if controls is None else controls[place])
+                    for place, client in enumerate(clients.tolist())
+                ]
             yield Trained(
                 clients,
                 {name: np.stack([u.vectors[name] for u in updates]) for name in updates[0].vectors},
@@ -55,6 +46,22 @@ class ReferenceEngine:
                 np.array([u.steps for u in updates], np.int64),
                 np.array([u.loss for u in updates], np.float64),
             )
+
+    def _update(self, cohort: Cohort, client: int, rows: Padded, place: int, own: Array | None) -> Update:
+        control = None
+        if own is not None and cohort.server_control is not None:
+            control = ControlVariates(cohort.server_control, own)
+        count = int(rows.counts[place])
+        return local_update(
+            self._model,
+            self._model.layout(),
+            cohort.start,
+            rows.inputs[place, :count],
+            rows.labels[place, :count],
+            cohort.training,
+            device_generator(cohort.seed, client, cohort.iteration),
+            control,
+        )
 
     def close(self) -> None:
         """Nothing is held."""

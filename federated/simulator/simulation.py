@@ -56,7 +56,8 @@ class Simulation:
     """``world`` and ``learning`` of one job, whose rounds are kept in ``store``.
 
     ``evaluate`` is called with the weights after every ``evaluate_every``-th version and after the last. With a
-    ``folder`` a checkpoint is written every ``checkpoint_every`` iterations; ``fingerprint`` names the settings.
+    ``folder`` a checkpoint is written every ``checkpoint_every`` iterations and at the end (0: never);
+    ``fingerprint`` names the settings.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Simulation:
         checkpoint_every: int = 10,
         fingerprint: str = "",
     ) -> None:
-        if evaluate_every < 1 or checkpoint_every < 1:
-            raise ValueError("evaluate_every and checkpoint_every must be at least 1")
+        if evaluate_every < 0 or checkpoint_every < 0:
+            raise ValueError("evaluate_every and checkpoint_every must not be negative")
         self.store, self.world, self.learning = store, world, learning
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._folder, self._checkpoint_every, self._fingerprint = folder, checkpoint_every, fingerprint
@@ -92,22 +93,25 @@ class Simulation:
             since = time.perf_counter()
             self.rows += new
             yield from new
-            if any(row.iteration % self._checkpoint_every == 0 for row in new):
+            if self._checkpoint_every and any(row.iteration % self._checkpoint_every == 0 for row in new):
                 self.checkpoint()
-        self.checkpoint()
+        if self._checkpoint_every:
+            self.checkpoint()
 
     def _ended(self, ready: Ready | None, since: float) -> Iterator[Row]:
         learned = None
         if ready is not None:
             try:
-                learned = self.learning.learn(ready.slots, ready.header.version, self.world.oldest_in_flight)
+                learned = self.learning.learn(
+                    ready.uploads, ready.header.version, self.world.oldest_in_flight
+                )
             except NothingToApply:
                 self.world.failed()
             else:
                 self.world.applied()
         metrics = None
         if learned is not None and ready is not None and self._evaluate is not None:
-            due = (ready.header.version + 1) % self._evaluate_every == 0
+            due = self._evaluate_every and (ready.header.version + 1) % self._evaluate_every == 0
             metrics = self._evaluate(self.weights) if due or self.world.finished else None
         tally = self.world.tally
         now = (tally.bytes_down, tally.dropped, tally.late)

@@ -96,7 +96,7 @@ class ClientStates:
         if self._next >= self._limit:
             raise StatesFull(
                 f"{self._path.name} would exceed {self._limit * self._row_bytes} bytes of client state: raise "
-                "simulation.state_limit, or checkpoint more often (changed rows are kept twice until then)"
+                "simulation.state_bytes, or checkpoint more often (changed rows are kept twice until then)"
             )
         self._next += 1
         return self._next - 1

@@ -11,7 +11,7 @@ by one, time moves on to the next upload instead.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,12 +28,11 @@ from federated.rounds import (
     NotYet,
     Phase,
     Refused,
-    Slot,
     StartRequest,
     UploadRequest,
 )
 from federated.selection import DeviceFacts
-from federated.simulator.arrivals import Arrivals, Position
+from federated.simulator.arrivals import Arrivals, NobodyComes, Position
 from federated.simulator.availability import Availability
 from federated.simulator.draws import Purpose, uniform
 from federated.simulator.population import Population
@@ -65,8 +64,18 @@ class Tally:
 
     admitted: int = 0
     dropped: int = 0
+    straggling: int = 0
     late: int = 0
     bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counted upload: by whom, of the iteration in which it ``started``, and how many versions old."""
+
+    client: int
+    started: int
+    staleness: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class Ready:
     """An iteration whose uploads are to be trained, summed and applied: then ``World.applied`` or ``World.failed``."""
 
     header: Header
-    slots: list[Slot]
+    uploads: list[Counted]
     now_s: float
 
 
@@ -89,7 +98,8 @@ class World:
     """One job's clients and rounds in virtual time.
 
     ``training`` gives the local training of a version, ``down_bytes`` (client, held version or −1, version) and
-    ``up_bytes`` () the sizes of bodies. ``needs_facts`` says whether the selection looks at the device's state.
+    ``up_bytes`` () the sizes of bodies. ``names`` are the clients' ids on the wire, their
+    numbers when absent. ``needs_facts`` says whether the selection looks at the device's state.
     """
 
     def __init__(
@@ -102,6 +112,7 @@ class World:
         training: Callable[[int], LocalTraining],
         down_bytes: Callable[[int, int], int],
         up_bytes: Callable[[], int],
+        names: Sequence[str] = (),
         needs_facts: bool = False,
         grain_s: float = 0.1,
         patience_s: float = 86_400.0,
@@ -113,8 +124,13 @@ class World:
         self.desk, self._population, self._counts = desk, population, counts
         self._availability, self._patience_s = availability, patience_s
         self._training, self._down_bytes, self._up_bytes = training, down_bytes, up_bytes
+        if names and len(names) != population.size:
+            raise ValueError(f"{len(names)} members for the {population.size} clients that have data")
+        self._names = dict(enumerate(names))
+        self._numbers = {name: number for number, name in self._names.items()}
         self._needs_facts, self._grain_s = needs_facts, grain_s
         self.now_s, self.tally = 0.0, Tally()
+        self._admitted_s = 0.0  # when a client could start last
         self._order, self._requests = 0, 0
         self._flights: list[Flight] = []
         self._counted: dict[
@@ -202,9 +218,13 @@ class World:
             self.now_s = max(self.now_s, at_s)
         if not knocking:
             return False
+        if self.now_s - self._admitted_s > self._patience_s:
+            raise NobodyComes(
+                f"clients come, but none could start for {self._patience_s:.0f} s of virtual time: see the selection"
+            )
         replies = self.desk.handle(
             [
-                StartRequest(str(client), self._facts(client), max(int(self.held[client]), 0))
+                StartRequest(self._name(client), self._facts(client), max(int(self.held[client]), 0))
                 for client in knocking
             ],
             self.now_s,
@@ -226,10 +246,12 @@ class World:
         down = self._down_bytes(int(self.held[client]), admitted.version)
         self.held[client] = admitted.version
         self.tally.admitted += 1
+        self._admitted_s = self.now_s
         self.tally.bytes_down += down
         took_s = self._population.round_trip_s(
             client, admitted.iteration, down_bytes=down, examples=work, up_bytes=self._up_bytes()
         )
+        self.tally.straggling += self._population.straggles(client, admitted.iteration)
         if self._population.drops_out(client, admitted.iteration):
             self.tally.dropped += 1
             self._free_at[client] = self.now_s + took_s
@@ -255,16 +277,19 @@ class World:
         ):
             landed.append(heapq.heappop(self._flights))
         self.now_s = max(self.now_s, landed[-1].at_s)
-        replies = self.desk.handle(
-            [
-                UploadRequest(
-                    str(f.client), f.iteration, f.ticket, f.iteration.to_bytes(16, "little"), f.examples, f.steps, 0.0
-                )
-                for f in landed
-            ],
-            self.now_s,
-            self._draws([f.client for f in landed]),
-        )  # fmt: skip
+        requests = [
+            UploadRequest(
+                self._name(flight.client),
+                flight.iteration,
+                flight.ticket,
+                flight.iteration.to_bytes(16, "little"),
+                flight.examples,
+                flight.steps,
+                0.0,  # known only to who trains; nothing in a round depends on it
+            )
+            for flight in landed
+        ]
+        replies = self.desk.handle(requests, self.now_s, self._draws([f.client for f in landed]))
         for flight, reply in zip(landed, replies, strict=True):
             if isinstance(reply, NotYet):  # the body is there; it is counted later
                 again = {**asdict(flight), "at_s": max(reply.come_back_at, self.now_s), "order": self._order}
@@ -291,17 +316,21 @@ class World:
         drawn = uniform(self._population.seed, Purpose.REPLY, np.array(clients), self._requests)
         return [float(number) for number in drawn]
 
-    def _uploaded(self) -> list[Slot]:
-        """The slots of all groups; what remains is the merge."""
-        slots: list[Slot] = []
-        while len(slots) < self.desk.header().uploads:
+    def _uploaded(self) -> list[Counted]:
+        """The uploads of all groups; what remains is the merge."""
+        found: list[Counted] = []
+        while len(found) < self.desk.header().uploads:
             task = self.desk.claim(SERVER, self.now_s)
             assert task is not None, "the simulator alone claims tasks"
-            slots += self.desk.slots(task)
+            for slot in self.desk.slots(task):
+                client = self._numbers[slot.client] if self._numbers else int(slot.client)
+                del self._counted[client, slot.started]
+                found.append(Counted(client, slot.started, slot.staleness))
             self.desk.deliver(task, self.now_s)
-        for slot in slots:
-            del self._counted[int(slot.client), slot.started]
-        return slots
+        return found
+
+    def _name(self, client: int) -> str:
+        return self._names.get(client) or str(client)
 
     # Checkpoints.
 
@@ -309,6 +338,7 @@ class World:
         """Numbers and columns from which ``restore`` goes on; the store's records are saved beside."""
         values = {
             "now_s": self.now_s,
+            "admitted_s": self._admitted_s,
             "order": self._order,
             "requests": self._requests,
             "tally": asdict(self.tally),
@@ -335,7 +365,7 @@ class World:
     def restore(self, values: dict[str, Any], columns: dict[str, npt.NDArray[Any]]) -> None:
         """Go on where ``save`` was."""
         self.now_s, self._order = float(values["now_s"]), int(values["order"])
-        self._requests = int(values["requests"])
+        self._requests, self._admitted_s = int(values["requests"]), float(values["admitted_s"])
         self.tally = Tally(**values["tally"])
         self._arrivals = self._arrivals_from(Position(**values["arrivals"]))
         self._free_at = columns["free_at"].copy()

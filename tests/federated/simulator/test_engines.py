@@ -183,7 +183,7 @@ def test_a_module_that_draws_at_random_is_refused() -> None:
 
 def test_engines_that_cannot_be_made_say_why() -> None:
     model = MODELS["softmax"]()
-    with pytest.raises(ValueError, match="'jax' is none of numpy, batched, torch"):
+    with pytest.raises(ValueError, match="'jax' is none of auto, numpy, batched, torch"):
         make_engine("jax", model)
     with pytest.raises(ValueError, match="use engine torch for device cuda"):
         make_engine("batched", model, device="cuda")

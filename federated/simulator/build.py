@@ -1,0 +1,129 @@
+"""A simulation out of a job's file and a federation's data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federated.data import Federation
+from federated.job import FederatedJob, JobRefused
+from federated.models import Model
+from federated.rounds import Desk, MemoryStore, Rounds, Tickets
+from federated.selection import Everyone, FairnessCap, Random, Selection
+from federated.simulator.availability import AvailabilityRefused, make_availability
+from federated.simulator.engines import make_engine
+from federated.simulator.learning import Learning
+from federated.simulator.population import Habits, Population
+from federated.simulator.simulation import Evaluate, Simulation
+from federated.simulator.world import World
+from federated.weights import Array
+
+TICKET_KEY = bytes(32)
+"""Nobody outside this process sees a simulated ticket, and runs must repeat: no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A simulation with its model, for whoever evaluates it."""
+
+    simulation: Simulation
+    model: Model
+    engine: str
+
+
+def build(
+    job: FederatedJob,
+    federation: Federation,
+    folder: Path,
+    *,
+    trace: str | None = None,
+    evaluate: Callable[[Model], Evaluate] | None = None,
+) -> Built:
+    """``job`` over the clients of ``federation``, with its files in ``folder``; ``trace`` is the text of the
+    availability trace. ``evaluate`` makes, of the model, what is called after a version. Raises JobRefused."""
+    job = replace(job, data=replace(job.data, clients=federation.clients))
+    job.check()
+    simulation, seed = job.simulation, job.job.seed
+    model = job.make_model(federation.features, federation.classes)
+    try:
+        habits = _habits(simulation.habits)
+        availability = make_availability(simulation.availability, seed, share=simulation.share, trace=trace)
+        engine = make_engine(
+            simulation.engine,
+            model,
+            device=simulation.device,
+            memory_bytes=simulation.memory_bytes,
+            threads=simulation.threads,
+        )
+    except (AvailabilityRefused, ValueError) as error:
+        raise JobRefused(f"simulation: {error}") from error
+    selection, store = job.make_selection(), MemoryStore()
+    desk = Desk(store, Rounds(job.rounds, Tickets(job.job.name, TICKET_KEY), selection))
+    learning = Learning(
+        model,
+        federation,
+        job.make_strategy(),
+        job.training,
+        job.rounds,
+        engine,
+        seed,
+        folder=folder,
+        scheme=job.make_scheme(),
+        grid=job.make_grid(model.layout()),
+        state_bytes=simulation.state_bytes,
+    )
+    world = World(
+        desk,
+        Population(federation.clients, habits, seed),
+        federation.counts,
+        availability,
+        training=learning.training,
+        down_bytes=learning.downloads.bytes_for,
+        up_bytes=lambda: learning.body_bytes,
+        names=job.rounds.members,
+        needs_facts=_looks_at_facts(selection),
+        patience_s=simulation.patience_s,
+    )
+    made = Simulation(
+        store,
+        world,
+        learning,
+        evaluate=None if evaluate is None else evaluate(model),
+        evaluate_every=simulation.evaluate_every,
+        folder=folder,
+        checkpoint_every=simulation.checkpoint_every,
+        fingerprint=fingerprint(job, federation, trace),
+    )
+    return Built(made, model, engine.name)
+
+
+def fingerprint(job: FederatedJob, federation: Federation, trace: str | None) -> str:
+    """What a checkpoint must have in common with who resumes from it: all that decides the bits."""
+    digest = hashlib.sha256(job.to_toml().encode())
+    digest.update(np.ascontiguousarray(federation.training.offsets).tobytes())
+    digest.update(np.ascontiguousarray(federation.training.rows).tobytes())
+    digest.update((trace or "").encode())
+    return digest.hexdigest()[:32]
+
+
+def first_weights(simulation: Simulation) -> Array:
+    """The model [D] before the first iteration of a fresh simulation."""
+    return simulation.learning.state.weights.copy()
+
+
+def _habits(options: Any) -> Habits:
+    known = {field.name for field in fields(Habits)}
+    for name in options:
+        if name not in known:
+            raise ValueError(f"habits have no {name!r}; there are {', '.join(sorted(known))}")
+    return Habits(**options)
+
+
+def _looks_at_facts(selection: Selection) -> bool:
+    rules = getattr(selection, "rules", (selection,))
+    return not all(isinstance(rule, (Everyone, Random, FairnessCap)) for rule in rules)
