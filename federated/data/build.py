@@ -169,6 +169,10 @@ def _in_turn(
     taken = np.empty(len(wanted), np.int32)
     for label in np.unique(wanted):
         images = generator.permutation(pool[table_labels[pool] == label])
+        if len(images) == 0:
+            raise PartitionImpossible(
+                f"class {label} has one image, but needs one to train on and one to hold out"
+            )
         places = np.flatnonzero(wanted == label)
         taken[places] = np.resize(images, len(places))
     return Shares(taken, shares.offsets)

@@ -269,3 +269,10 @@ def test_only_images_can_be_augmented() -> None:
     )
     with pytest.raises(ValueError, match="holds no images"):
         federate_augmented(plain, 100, 0)
+
+
+def test_a_class_with_a_single_image_cannot_be_trained_on_and_held_out() -> None:
+    labels = np.array([0] * 9 + [1])
+    lone = Table("lone", np.zeros((10, 4)), labels, 2, np.zeros((0, 4)), labels[:0], (2, 2))
+    with pytest.raises(PartitionImpossible, match="class 1 has one image"):
+        federate_augmented(lone, 100, 0)

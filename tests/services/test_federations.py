@@ -81,6 +81,9 @@ class TestByName:
         for asked, message in (
             ({"clients": 60, "partition": "label:11"}, "11 classes a client"),
             ({"partition": "fair"}, "'fair' is no partition"),
+            ({"clients": 0}, "at least one client"),
+            ({"clients": -3, "partition": "label:2"}, "cannot hold 10 classes"),
+            ({"seed": -1}, "non-negative"),
             ({"partition": "user"}, "nobody owns the rows of digits"),
         ):
             with pytest.raises(DatasetError, match=message):

@@ -50,7 +50,8 @@ def open_federation(
             raise DatasetError(
                 f"nobody owns the rows of {found.name}; partition it by iid, dirichlet:0.5, ..."
             )
-        return _divided(found, clients or _DEFAULT_CLIENTS, seed, partition or "iid"), notes
+        count = _DEFAULT_CLIENTS if clients is None else clients
+        return _divided(found, count, seed, partition or "iid"), notes
     except PartitionImpossible as error:
         raise DatasetError(f"{name}: {error}") from error
     except ValueError as error:
