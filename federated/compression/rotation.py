@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federated.compression.sections import Section, SectionRule
-from federated.compression.step import Dice, Kind, read_seeds
+from federated.compression.step import Dice, Kind
 from federated.compression.streams import Floats, signs
 
 BLOCK = 1 << 16
@@ -67,7 +67,7 @@ class Rotate:
 
     def encode(self, values: Floats, dice: Dice, feedback: bool) -> tuple[Floats, tuple[Section, ...]]:
         section = Section.of_rows(dice.seeds())
-        first, last = self._signs(section, values.shape[1])
+        first, last = self._signs(section, values.shape[1], dice)
         size = first.shape[1]
         out = values.copy()
         out[:, :size] = hadamard(out[:, :size] * first)
@@ -78,7 +78,7 @@ class Rotate:
     def decode(
         self, values: Floats, sections: Sequence[Section], count: int, dice: Dice, feedback: bool
     ) -> Floats:
-        first, last = self._signs(sections[0], count)
+        first, last = self._signs(sections[0], count, dice)
         size = first.shape[1]
         out = values.copy()
         if size < count:
@@ -86,9 +86,11 @@ class Rotate:
         out[:, :size] = hadamard(out[:, :size]) * first
         return out
 
-    def _signs(self, section: Section, count: int) -> tuple[Floats, Floats]:
+    def _signs(self, section: Section, count: int, dice: Dice) -> tuple[Floats, Floats]:
         size = 1 << (count.bit_length() - 1)
-        seeds = read_seeds(section)
-        first = np.stack([signs(seed, 2, size) for seed in seeds])
-        last = np.stack([signs(seed, 3, size) for seed in seeds]) if size < count else first
-        return first, last
+
+        def derive(seeds: list[int]) -> tuple[Floats, Floats]:
+            first = np.stack([signs(seed, 2, size) for seed in seeds])
+            return first, np.stack([signs(seed, 3, size) for seed in seeds]) if size < count else first
+
+        return dice.once(self.name, section, count, derive)

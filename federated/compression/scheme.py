@@ -113,7 +113,7 @@ class Scheme:
             values, found = step.encode(values, dice, self.feedback)
             sections += found
         sections.append(Section.of_rows(np.ascontiguousarray(values, "<f4").view(np.uint8)))
-        decoded = self._decode(sections, widths, shared)
+        decoded = self._decode(sections, widths, dice)
         head = bytes([self.mark])
         bodies = [head + body for body in join(sections, rules, self.coded)]
         return Encoded(bodies, decoded, wanted - decoded if self.feedback else None)
@@ -124,7 +124,7 @@ class Scheme:
         if body[:1] != bytes([self.mark]):
             raise BodyRefused("the body is not of this scheme")
         sections = split(body[1:], rules, self.coded)
-        decoded: Floats = self._decode(sections, widths, shared)[0]
+        decoded: Floats = self._decode(sections, widths, Dice(shared))[0]
         return decoded
 
     def _plan(self, dimension: int) -> tuple[list[int], list[SectionRule]]:
@@ -137,8 +137,8 @@ class Scheme:
             widths.append(step.width(widths[-1]))
         return widths, [*rules, SectionRule(4 * widths[-1], noise=True)]
 
-    def _decode(self, sections: Sequence[Section], widths: Sequence[int], shared: int) -> Floats:
-        rows, dice = len(sections[-1].ends), Dice(shared)
+    def _decode(self, sections: Sequence[Section], widths: Sequence[int], dice: Dice) -> Floats:
+        rows = len(sections[-1].ends)
         values = sections[-1].body.view("<f4").astype(np.float32, copy=False).reshape(rows, widths[-1])
         end = len(sections) - 1
         # A peer's numbers may overflow; what comes of it is refused below.

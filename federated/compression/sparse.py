@@ -10,7 +10,7 @@ import numpy as np
 from federated.compression.errors import UnsoundScheme
 from federated.compression.packing import most_gap_bytes, pack_gaps, unpack_gaps
 from federated.compression.sections import Section, SectionRule
-from federated.compression.step import Dice, Kind, read_seeds
+from federated.compression.step import Dice, Kind
 from federated.compression.streams import Floats, Indices, support
 
 
@@ -117,7 +117,7 @@ class RandomMask:
         if self.shared:
             return values[:, support(dice.shared, count, self.width(count))], ()
         section = Section.of_rows(dice.seeds())
-        return np.take_along_axis(values, self._places(section, count), axis=1), (section,)
+        return np.take_along_axis(values, self._places(section, count, dice), axis=1), (section,)
 
     def decode(
         self, values: Floats, sections: Sequence[Section], count: int, dice: Dice, feedback: bool
@@ -127,8 +127,11 @@ class RandomMask:
         if self.shared:
             out[:, support(dice.shared, count, self.width(count))] = scaled
         else:
-            np.put_along_axis(out, self._places(sections[0], count), scaled, axis=1)
+            np.put_along_axis(out, self._places(sections[0], count, dice), scaled, axis=1)
         return out
 
-    def _places(self, section: Section, count: int) -> Indices:
-        return np.stack([support(seed, count, self.width(count)) for seed in read_seeds(section)])
+    def _places(self, section: Section, count: int, dice: Dice) -> Indices:
+        def derive(seeds: list[int]) -> Indices:
+            return np.stack([support(seed, count, self.width(count)) for seed in seeds])
+
+        return dice.once(self.name, section, count, derive)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from federated.compression.packing import Bytes
 from federated.compression.sections import Section, SectionRule
 from federated.compression.streams import SEED_BITS, Floats
 
+T = TypeVar("T")
 Kind = Literal["dense", "sparse", "codes", "bytes"]
 
 
@@ -22,6 +23,15 @@ class Dice:
 
     shared: int
     generators: Sequence[np.random.Generator] = ()
+    _derived: dict[tuple[str, bytes, int], Any] = field(default_factory=dict)
+
+    def once(self, what: str, seeds: Section, count: int, derive: Callable[[list[int]], T]) -> T:
+        """What ``derive`` makes of the bodies' seeds: once a batch, though both hooks ask for it."""
+        key = (what, seeds.body.tobytes(), count)
+        if key not in self._derived:
+            self._derived[key] = derive(read_seeds(seeds))
+        found: T = self._derived[key]
+        return found
 
     def seeds(self) -> Bytes:
         """A seed for each body, ``[B, 4]`` little-endian bytes."""
