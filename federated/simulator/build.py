@@ -43,9 +43,11 @@ def build(
     *,
     trace: str | None = None,
     evaluate: Callable[[Model], Evaluate] | None = None,
+    checkpoints: bool = True,
 ) -> Built:
     """``job`` over the clients of ``federation``, with its files in ``folder``; ``trace`` is the text of the
-    availability trace. ``evaluate`` makes, of the model, what is called after a version. Raises JobRefused."""
+    availability trace. ``evaluate`` makes, of the model, what is called after a version. Without ``checkpoints``
+    ``folder`` holds what clients remember alone. Raises JobRefused."""
     job = replace(job, data=replace(job.data, clients=federation.clients))
     job.check()
     simulation, seed = job.simulation, job.job.seed
@@ -95,7 +97,7 @@ def build(
         learning,
         evaluate=None if evaluate is None else evaluate(model),
         evaluate_every=simulation.evaluate_every,
-        folder=folder,
+        folder=folder if checkpoints else None,
         checkpoint_every=simulation.checkpoint_every,
         fingerprint=fingerprint(job, federation, trace),
     )

@@ -13,6 +13,7 @@ from services.cli import (
     config,
     data,
     events,
+    federation,
     freshness,
     keys,
     learn,
@@ -80,6 +81,7 @@ recommend.register(app)
 freshness.register(app)
 app.add_typer(events.app, name="events")
 app.add_typer(config.app, name="config")
+app.add_typer(federation.app, name="fl")
 app.add_typer(keys.app, name="keys")
 app.add_typer(link.app, name="link")
 app.add_typer(model.app, name="model")

@@ -1,0 +1,10 @@
+"""``headwater fl``: federated learning."""
+
+from __future__ import annotations
+
+from services.cli import simulate
+from services.cli.groups import group
+
+app = group("Federated learning: simulate it here, or run its servers and clients.")
+
+simulate.register(app)

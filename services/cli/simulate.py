@@ -1,0 +1,322 @@
+"""``headwater fl simulate``: a federation on this machine, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from services.cli.context import Options
+from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
+
+if TYPE_CHECKING:
+    from federated.data import Federation
+    from federated.job import FederatedJob
+    from federated.simulator.build import Built
+    from federated.simulator.simulation import Row
+
+PICTURE: Final = "simulation.png"
+FIGURES: Final = "simulation.json"
+JOB: Final = "job.toml"
+WEIGHTS: Final = "model.npz"
+SHOWN: Final = 20
+"""Rows of the live table."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    context: typer.Context,
+    job: Annotated[
+        Path | None, typer.Option("--job", metavar="FILE", help="A job's file (TOML); flags go before it.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="digits (if nothing is said), breast-cancer, ml-100k, or a file or folder of data."
+        ),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="How many clients.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Who holds what: iid, dirichlet:0.1, label:2, shards:2, quantity:1.2, user."),
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of --partition dirichlet.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Iterations (20).")] = None,
+    cohort: Annotated[
+        int | None, typer.Option(min=1, help="Clients that start an iteration (a tenth, 10 to 100).")
+    ] = None,
+    ratio: Annotated[float | None, typer.Option(help="Share of them whose uploads close it (.8).")] = None,
+    mode: Annotated[str | None, typer.Option(help="sync, over_selection or buffered.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="fedavg, fedprox, scaffold, fedadam, ...")] = None,
+    model: Annotated[str | None, typer.Option(help="perceptron, softmax or text.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over a client's rows.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Local steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=0, help="Rows of a step; 0: all.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    compression: Annotated[
+        str | None, typer.Option(help='Of uploads, as in "top_k:0.03,quantise:1,deflate".')
+    ] = None,
+    download_bits: Annotated[
+        int | None, typer.Option(help="Bits of downloaded weights, sent as differences; 0: float32.")
+    ] = None,
+    dropout: Annotated[float | None, typer.Option(help="Share of starts that never upload.")] = None,
+    stragglers: Annotated[float | None, typer.Option(help="Share of starts that are slow.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, batched, torch or numpy (the reference).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (engine torch).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores in use.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Decides all that is drawn.")] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="SECTION.KEY=VALUE", help="Set any key of the job's file. May be repeated."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help=f"Write {JOB}, {FIGURES}, {PICTURE}, {WEIGHTS} there."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in --out, with the job's file there.")
+    ] = False,
+) -> None:
+    """Train a model over many simulated clients, with the rounds of the real servers in virtual time.
+
+    The same seed gives the same bits. With --out, a run that was interrupted goes on with --resume. The job's file
+    that is written runs on real servers, too (`headwater fl serve`).
+    """
+    import tempfile
+
+    from services.cli.output import note, print_json, print_table
+    from services.simulation.report import COLUMNS, cells, summary
+
+    options: Options = context.obj
+    if resume and out is None:
+        raise CommandFailed(Exit.USAGE, "--resume needs the folder", "Add --out FOLDER.")
+    if alpha is not None:
+        if partition not in (None, "dirichlet"):
+            raise CommandFailed(Exit.USAGE, f"--alpha is of --partition dirichlet, not of {partition}")
+        partition = f"dirichlet:{alpha:g}"
+    if resume and job is None and out is not None:
+        job = out / JOB
+    flags = {
+        "data.name": dataset, "data.clients": clients, "data.partition": partition,
+        "rounds.fl_iteration_num": rounds, "rounds.start_fl_job_threshold": cohort,
+        "rounds.update_model_ratio": ratio, "rounds.mode": mode,
+        "strategy.name": strategy, "model.name": model,
+        "training.epochs": epochs, "training.steps": steps, "training.batch_size": batch_size,
+        "training.rate": rate,
+        "compression.upload": compression, "compression.download_bits": download_bits,
+        "simulation.habits.dropout": dropout, "simulation.habits.stragglers": stragglers,
+        "simulation.engine": engine, "simulation.device": device, "simulation.threads": threads,
+        "job.seed": seed,
+    }  # fmt: skip
+    with _refusals(), ExitStack() as stack:
+        wanted, federation = _prepare(job, flags, with_ or [])
+        folder = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        trace = _trace(wanted)
+        _make(folder)
+        built, first = _build(wanted, federation, folder, trace, keep=out is not None)
+        stack.callback(built.simulation.close)
+        if resume and not built.simulation.resume():
+            note(f"there is no checkpoint in {folder}: starting from the beginning")
+        if out is not None:
+            (folder / JOB).write_text(wanted.to_toml())
+        with _showing(options.json, wanted.rounds.fl_iteration_num) as show:
+            for row in built.simulation.rows[-SHOWN:]:
+                show(row)
+            for row in built.simulation.run():
+                show(row)
+        found = _report(built, wanted, federation, first)
+        if out is not None:
+            _write(found, built, folder)
+            note(f"wrote {folder / JOB}, {folder / FIGURES}, {folder / PICTURE} and {folder / WEIGHTS}")
+        if options.json:
+            print_json(found)
+        else:
+            rows = built.simulation.rows
+            if not rows:
+                return
+            print_table(COLUMNS, [cells(rows[-1])], title="after the last iteration")
+            for line in summary(rows, found["final"]):
+                print(line)
+
+
+def _prepare(
+    path: Path | None, flags: dict[str, Any], assignments: list[str]
+) -> tuple[FederatedJob, Federation]:
+    import os
+
+    from services.cli.output import note
+    from services.datasets.download import user_cache
+    from services.datasets.federations import open_federation
+    from services.simulation.settings import (
+        complete,
+        data_section,
+        put,
+        read_assignments,
+        read_tables,
+        reread,
+    )
+
+    tables = read_tables(path)
+    if flags["training.steps"] is not None:
+        tables.get("training", {}).pop("epochs", None)
+    if flags["training.epochs"] is not None:
+        tables.get("training", {}).pop("steps", None)
+    put(tables, flags)
+    put(tables, read_assignments(assignments))
+    data, seed = data_section(tables), tables.get("job", {}).get("seed", 0)
+    federation, notes = open_federation(
+        data.name,
+        user_cache(os.environ),
+        clients=data.clients,
+        seed=seed,
+        partition=data.partition,
+        **{
+            name: value
+            for name, value in (("context", data.context), ("view", data.view))
+            if value is not None
+        },
+    )
+    for text in notes:
+        note(text)
+    return reread(complete(tables, federation)), federation
+
+
+def _build(
+    job: FederatedJob, federation: Federation, folder: Path, trace: str | None, *, keep: bool
+) -> tuple[Built, Any]:
+    from federated.simulator.build import build, first_weights
+    from services.simulation.evaluate import evaluator
+
+    built = build(
+        job,
+        federation,
+        folder,
+        trace=trace,
+        evaluate=evaluator(federation, job.job.seed),
+        checkpoints=keep,
+    )
+    return built, first_weights(built.simulation)
+
+
+def _trace(job: FederatedJob) -> str | None:
+    if job.simulation.availability != "trace" or job.simulation.trace is None:
+        return None
+    try:
+        return Path(job.simulation.trace).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(
+            Exit.BAD_INPUT, f"the availability trace {job.simulation.trace} cannot be read: {error}"
+        ) from error
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, f"{folder} cannot be written to: {error.strerror}") from error
+
+
+def _report(built: Built, job: FederatedJob, federation: Federation, first: Any) -> dict[str, Any]:
+    import tomllib
+
+    from services.simulation.evaluate import final_evaluation
+    from services.simulation.report import document
+
+    rows = built.simulation.rows
+    trained = sum(row.trained for row in rows)
+    final = final_evaluation(
+        federation,
+        built.model,
+        first,
+        built.simulation.weights,
+        job.training,
+        trained / federation.clients,
+        job.job.seed,
+    )
+    data = {
+        "name": federation.name,
+        "source": federation.source,
+        "clients": federation.clients,
+        "features": federation.features,
+        "classes": federation.classes,
+        "training_rows": int(federation.counts.sum()),
+        "held_out_rows": int(federation.held_out.sizes.sum()),
+        "test_rows": len(federation.test_labels),
+    }
+    return document(tomllib.loads(job.to_toml()), data, built.engine, rows, final)
+
+
+def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
+    import json
+
+    import numpy as np
+
+    from services.simulation.picture import draw
+
+    job = found["job"]
+    title = (
+        f"{job.get('strategy', {}).get('name', 'fedavg')} on {found['data']['name']}, "
+        f"{found['data']['clients']:,} clients"
+    )
+    (folder / FIGURES).write_text(json.dumps(found, indent=2, allow_nan=False))
+    draw(built.simulation.rows, found["final"], title, folder / PICTURE)
+    np.savez(folder / WEIGHTS, **built.model.layout().unflatten(built.simulation.weights))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _showing(json: bool, iterations: int) -> Iterator[Callable[[Row], None]]:
+    """Shows rows as they come: a live table on a terminal, lines elsewhere; on standard error beside JSON."""
+    import sys
+
+    from services.simulation.report import COLUMNS, cells, line
+
+    stream = sys.stderr if json else sys.stdout
+    if not stream.isatty():
+        yield (lambda row: None) if json else (lambda row: print(line(row), flush=True))
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    shown: list[Row] = []
+    with Live(console=Console(file=stream), refresh_per_second=8, transient=True) as live:
+
+        def show(row: Row) -> None:
+            shown.append(row)
+            del shown[:-SHOWN]
+            table = Table(
+                *COLUMNS, box=None, pad_edge=False, title=f"iteration {row.iteration} of {iterations}"
+            )
+            for one in shown:
+                table.add_row(*cells(one))
+            live.update(table)
+
+        yield show
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the simulator refuses, with the exit code that says what to do."""
+    from federated.job import JobRefused
+    from federated.simulator.arrivals import NobodyComes
+    from federated.simulator.checkpoints import CheckpointRefused
+    from federated.simulator.states import StatesFull
+
+    try:
+        yield
+    except JobRefused as error:
+        raise CommandFailed(Exit.SETTINGS, str(error), "Mend the job's file or the flag.") from error
+    except CheckpointRefused as error:
+        raise CommandFailed(Exit.BAD_INPUT, str(error), "Leave --resume out to begin anew.") from error
+    except (NobodyComes, StatesFull) as error:
+        raise CommandFailed(Exit.CHECK_FAILED, str(error)) from error

@@ -1,0 +1,123 @@
+"""What a simulation found, as one document and as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from federated.simulator.simulation import Row
+
+NOT_PRIVATE: Final = "simulated, not private: all clients' data were in this one process"
+COLUMNS: Final = (
+    "iteration", "version", "valid", "starts", "uploads", "loss", "test accuracy", "clients' mean", "worst decile",
+    "up", "down", "virtual time",
+)  # fmt: skip
+Totals = Mapping[str, Any]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row under ``COLUMNS``."""
+    metrics = row.metrics or {}
+    return (
+        str(row.iteration),
+        str(row.version),
+        "yes" if row.valid else row.why.replace("_", " "),
+        str(row.starts),
+        str(row.uploads),
+        "" if row.loss is None else f"{row.loss:.4f}",
+        *(share(metrics.get(name)) for name in ("accuracy", "clients_mean", "clients_worst_decile")),
+        size(row.bytes_up),
+        size(row.bytes_down),
+        duration(row.closed_s),
+    )
+
+
+def line(row: Row) -> str:
+    """A row as one line."""
+    named = zip(COLUMNS[1:], cells(row)[1:], strict=True)
+    return f"iteration {row.iteration}: " + ", ".join(f"{name} {cell}" for name, cell in named if cell)
+
+
+def totals(rows: Sequence[Row]) -> dict[str, Any]:
+    """Sums over a run."""
+    return {
+        "iterations": len(rows),
+        "valid": sum(row.valid for row in rows),
+        "starts": sum(row.starts for row in rows),
+        "trained": sum(row.trained for row in rows),
+        "dropped": sum(row.dropped for row in rows),
+        "late": sum(row.late for row in rows),
+        "bytes_up": sum(row.bytes_up for row in rows),
+        "bytes_down": sum(row.bytes_down for row in rows),
+        "virtual_s": rows[-1].closed_s if rows else 0.0,
+        "wall_s": sum(row.wall_s for row in rows),
+    }
+
+
+def document(
+    job: Mapping[str, Any],
+    data: Mapping[str, Any],
+    engine: str,
+    rows: Sequence[Row],
+    final: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All of it, as JSON holds it."""
+    return {
+        "simulated": True,
+        "private": False,
+        "note": NOT_PRIVATE,
+        "job": job,
+        "data": data,
+        "engine": engine,
+        "totals": totals(rows),
+        "rows": [asdict(row) for row in rows],
+        "final": final,
+    }
+
+
+def summary(rows: Sequence[Row], final: Mapping[str, Any]) -> list[str]:
+    """Lines for people, after the table."""
+    found = totals(rows)
+    lines = [
+        f"{found['valid']} of {found['iterations']} iterations were valid; {found['trained']:,} updates of "
+        f"{found['starts']:,} starts counted in {duration(found['virtual_s'])} of virtual time, "
+        f"{found['wall_s']:.1f} s here",
+        f"sent {size(found['bytes_up'])} up and {size(found['bytes_down'])} down",
+    ]
+    spread, against = final.get("distribution"), final.get("global_against_local")
+    if spread is not None:
+        lines.append(
+            f"clients' own held-out data: mean {share(spread['mean'])}, worst tenth {share(spread['worst_decile'])}, "
+            f"median {share(spread['quantiles']['0.5'])} over {spread['clients']:,} clients"
+        )
+    if against is not None:
+        lines.append(
+            f"against a model trained alone with the same work ({against['together']['clients']} clients): "
+            f"{share(against['together']['mean'])} together, {share(against['alone']['mean'])} alone; "
+            f"better for {share(against['served_better'])}, worse for {share(against['served_worse'])}"
+        )
+    return [*lines, NOT_PRIVATE]
+
+
+def share(value: float | None) -> str:
+    """As a percentage."""
+    return "" if value is None else f"{100.0 * value:.1f} %"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000.0:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000.0
+    return f"{amount:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    for unit, length in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
