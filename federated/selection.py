@@ -154,7 +154,8 @@ class Capability:
         )
         work = self.examples or _column(facts, "examples", len(draws)).astype(np.float64)
         able = (compute > 0) & (bandwidth > 0)
-        took_s = work / np.where(able, compute, 1.0) + self.upload_bytes / np.where(able, bandwidth, 1.0)
+        with np.errstate(over="ignore"):  # a speed of almost nothing takes for ever
+            took_s = work / np.where(able, compute, 1.0) + self.upload_bytes / np.where(able, bandwidth, 1.0)
         return np.asarray(able & (took_s <= self.deadline_s), np.bool_)
 
 
@@ -205,7 +206,7 @@ RULES: Mapping[str, type[Selection]] = {
 }
 
 
-def make_selection(name: str, **options: float | int | bool) -> Selection:
+def make_selection(name: str, /, **options: float | int | bool) -> Selection:
     """The rule called ``name`` with ``options``; several joined by "+" get the options that each knows.
 
     Raises SelectionRefused on an unknown rule or option.

@@ -8,6 +8,7 @@ shortens windows by what it is ahead, no more.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -36,6 +37,7 @@ from federated.selection import Everyone, Selection
 _FIRST: Final = {"sync": Phase.STARTING, "over_selection": Phase.STARTING, "buffered": Phase.BUFFERING}
 MOST_EXAMPLES: Final = 2**32 - 1
 MOST_ID_BYTES: Final = 256
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 EVERYONE: Final = Everyone()
 
 
@@ -411,4 +413,4 @@ def valid_id(client: str) -> bool:
         size = len(client.encode())
     except UnicodeEncodeError:  # a lone surrogate
         return False
-    return 1 <= size <= MOST_ID_BYTES and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in client)
+    return 1 <= size <= MOST_ID_BYTES and _CONTROL.search(client) is None

@@ -1,17 +1,19 @@
 from typing import Any
 
 import pytest
+from support.rounds import Bench
 
 from federated.rounds import Event, Phase, RecordRefused, Task, Work
 from federated.rounds.aggregation import UnknownTask, deliver
-from support.rounds import Bench
 
 CLIENTS = [f"c{i}" for i in range(10)]
 
 
 def bench(**settings: Any) -> Bench:
     """Ten uploads in groups of four, ready to be summed."""
-    b = Bench.of(**{"start_fl_job_threshold": 10, "update_model_ratio": 1, "aggregation_group": 4, **settings})
+    b = Bench.of(
+        **{"start_fl_job_threshold": 10, "update_model_ratio": 1, "aggregation_group": 4, **settings}
+    )
     b.admit(*CLIENTS)
     return b
 

@@ -1,9 +1,9 @@
 from typing import Any
 
 import pytest
+from support.rounds import Bench
 
 from federated.rounds import Accepted, Admitted, Closed, Event, NotYet, Phase, Refused
-from support.rounds import Bench
 
 
 def bench(**settings: Any) -> Bench:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.rounds import digest, rounds
 
 from federated.rounds import (
     Accepted,
@@ -25,7 +26,6 @@ from federated.rounds import (
     Task,
     UploadRequest,
 )
-from support.rounds import digest, rounds
 
 CLIENTS = [f"client-{i}" for i in range(12)]
 client = st.sampled_from(CLIENTS)
@@ -37,7 +37,13 @@ SETTINGS = [
     {"start_fl_job_threshold": 6, "update_model_ratio": "0.5"},
     {"start_fl_job_threshold": 4, "update_model_ratio": "0.75", "early_uploads": True},
     {"start_fl_job_threshold": 4, "mode": "over_selection", "over_selection": "1.5"},
-    {"mode": "buffered", "buffer_size": 3, "max_concurrency": 5, "max_staleness": 1, "update_model_ratio": "0.4"},
+    {
+        "mode": "buffered",
+        "buffer_size": 3,
+        "max_concurrency": 5,
+        "max_staleness": 1,
+        "update_model_ratio": "0.4",
+    },
     {"kind": "cross_silo", "members": tuple(CLIENTS[:5])},
     {"kind": "cross_silo", "members": tuple(CLIENTS[:5]), "absent": "proceed", "update_model_ratio": "0.5"},
 ]
@@ -95,7 +101,12 @@ class RoundsUnderFire(RuleBasedStateMachine):
     def clients_start(self, number: int, who: list[str], late: float) -> None:
         self.ask(number, [StartRequest(name) for name in who], late)
 
-    @rule(number=server, who=st.lists(client, min_size=1, max_size=6), late=skew, back=st.sampled_from([0, 0, 0, 1, 2]))
+    @rule(
+        number=server,
+        who=st.lists(client, min_size=1, max_size=6),
+        late=skew,
+        back=st.sampled_from([0, 0, 0, 1, 2]),
+    )
     def clients_upload(self, number: int, who: list[str], late: float, back: int) -> None:
         iteration = self.desks[0].header().iteration - back
         self.ask(number, [self.upload_of(name, iteration, "") for name in who], late)
@@ -188,7 +199,10 @@ class RoundsUnderFire(RuleBasedStateMachine):
     def iterations_end_within_their_windows(self) -> None:
         header = self.desks[0].header()
         closed: list[Closed] = list(self.desks[0].log())
-        longest = self.rounds.settings.global_iteration_time_window_s + self.rounds.settings.aggregation_time_window_s
+        longest = (
+            self.rounds.settings.global_iteration_time_window_s
+            + self.rounds.settings.aggregation_time_window_s
+        )
         assert [ended.iteration for ended in closed] == list(range(1, len(closed) + 1))
         for ended in closed:
             assert 0 <= ended.closed_at - ended.opened_at <= longest

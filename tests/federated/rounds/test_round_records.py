@@ -8,7 +8,9 @@ from federated.rounds import Closed, Entry, Event, Header, Keys, Phase, RecordRe
 from federated.rounds.aggregation import Lease
 from federated.rounds.phases import TRANSITIONS, ImpossibleTransition, follow
 
-HEADER = Header(Phase.UPDATING, 3, 2, 1.5, 0.25, 1.0, None, 100, 7, 0, (1, 2, 3, 0, 0, 0, 0, 0, 9), 4, 2.5, 1, 1, True)
+HEADER = Header(
+    Phase.UPDATING, 3, 2, 1.5, 0.25, 1.0, None, 100, 7, 0, (1, 2, 3, 0, 0, 0, 0, 0, 9), 4, 2.5, 1, 1, True
+)
 ENTRY = Entry(7, 6, 123.456, 12, b"d" * 16)
 SLOT = Slot(7, 12, "Müller/1", 6, b"d" * 16, 20, 10, 0.125, 1, 14.142135623730951)
 CLOSED = Closed(7, 6, False, Event.TOO_FEW_UPLOADS, 100, 3, 1.5, 2.5)
@@ -27,7 +29,10 @@ def test_records_do_not_grow_with_the_cohort() -> None:
 
 
 @pytest.mark.parametrize("kind", [Header, Entry, Slot, Closed, Work])
-@given(body=st.binary(max_size=120) | st.sampled_from([b"{}", b"[]", b'{"format":1}', b'{"format":2,"leases":[]}']))
+@given(
+    body=st.binary(max_size=120)
+    | st.sampled_from([b"{}", b"[]", b'{"format":1}', b'{"format":2,"leases":[]}'])
+)
 def test_foreign_bytes_are_refused(kind: type[Header | Entry | Slot | Closed | Work], body: bytes) -> None:
     if len(body) in (41, 65 + 8) and body[0] == 1:
         return
