@@ -27,6 +27,7 @@ SERVICES: Final[Mapping[str, str]] = {
     "trainer": "services.trainer.main",
     "api": "services.api.main",
     "link": "services.wan.main",
+    "federation": "services.federation.main",
 }
 """Every service that ``headwater service`` can start, with the module whose ``run`` serves it."""
 

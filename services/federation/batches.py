@@ -5,7 +5,6 @@ On the wire and in the store: the header's length (u32), the header (JSON), the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 
 from federated.rounds import Keys, Store, UploadRequest
 from federated.sums import Sum, SumMismatch
+from federated.wire import digest_of
 from services.federation.hosted import HostedJob
 
 MOST_MEMBERS: Final = 1_024
@@ -36,11 +36,6 @@ class Batch:
     def clients(self) -> tuple[str, ...]:
         """Who is in it, in the order of their slots."""
         return tuple(member.client for member in self.members)
-
-
-def digest_of(body: bytes) -> bytes:
-    """16 bytes that name a body."""
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def encode_batch(members: Sequence[UploadRequest], total: Sum) -> bytes:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 
-from federated.compression import DownloadChain, Held, difference, receive, snap
+from federated.compression import Held, difference, receive, snap
 from federated.device import Instructions
-from federated.rounds import Keys, Store
+from federated.rounds import Desk, Keys, Store
 from federated.strategies import ServerState
 from federated.weights import Array
+from federated.wire import encode_model
 from services.federation.hosted import HostedJob
 
-KEPT = 8
+KEPT: Final = 8
 """Earlier versions that a server remembers; a client that holds an older one downloads the whole model."""
 
 
@@ -23,29 +25,26 @@ class VersionGone(LookupError):
     """The store no longer holds that version's model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
-    """``model`` is a download of compression, or float32 without a grid; ``vectors`` travel with it."""
-
-    version: int
-    model: bytes
+@dataclass(slots=True)
+class _Version:
+    held: Held | None
+    whole: bytes
     instructions: Instructions
-    vectors: Mapping[str, Array]
+    vectors: dict[str, Array]
+    differences: dict[int, bytes] = field(default_factory=dict)
 
 
 def publish(
     store: Store, job: HostedJob, version: int, attempt: int, state: ServerState, previous: int
 ) -> None:
     """Store ``state`` and its model as what ``attempt`` made of ``version``. ``previous`` is the attempt that made the
-    version before it: grids go on from there."""
+    version before it, whose grid this one goes on from."""
     key = job.keys.state(version, attempt)
-    store.put_blob(key, state.to_bytes())
     if job.grid is not None:
         before = _held(store, job, version - 1, previous) if version else None
-        store.put_blob(
-            _model_key(job.keys, version, attempt),
-            difference(job.grid, snap(job.grid, state.weights, version, before), None),
-        )
+        held = snap(job.grid, state.weights, version, before)
+        store.put_blob(_model_key(job.keys, version, attempt), difference(job.grid, held, None))
+    store.put_blob(key, state.to_bytes())
 
 
 def load_state(store: Store, job: HostedJob, version: int, attempt: int) -> ServerState:
@@ -59,38 +58,68 @@ def load_state(store: Store, job: HostedJob, version: int, attempt: int) -> Serv
 class Versions:
     """What this server hands out. Safe under threads."""
 
-    def __init__(self, store: Store, job: HostedJob) -> None:
+    def __init__(self, store: Store, job: HostedJob, desk: Desk) -> None:
         self._store = store
         self._job = job
+        self._desk = desk
         self._lock = threading.Lock()
-        self._chain: DownloadChain | None = None
-        self._newest: tuple[int, int, Instructions, dict[str, Array], bytes] | None = None
+        self._kept: OrderedDict[int, _Version] = OrderedDict()
 
-    def download(self, version: int, attempt: int, base: int | None) -> Download:
-        """The newest model, ``version`` as ``attempt`` made it, for a client that holds version ``base``. Raises
-        VersionGone when it is no longer the newest that the store holds."""
+    def download(self, version: int, base: int | None) -> tuple[Literal["whole", "difference"], bytes]:
+        """``version`` as a ModelFrame, for a client that holds version ``base``, and in which form. Without a grid the
+        model is float32, and nothing where the client holds it already. On the wire bases count from 1, 0 is none.
+        Raises VersionGone when neither this server nor the store has it any more, and StoreUnavailable."""
         with self._lock:
-            if self._newest is None or self._newest[:2] != (version, attempt):
-                self._load(version, attempt)
-            assert self._newest is not None
-            _, _, instructions, vectors, whole = self._newest
-            model = whole if self._chain is None else self._chain.body_for(base)
-            return Download(version, model, instructions, vectors)
+            if version not in self._kept:
+                self._keep(version)
+            found = self._kept[version]
+            shorter = None if base is None else self._shorter(version, found, base)
+        if base is None or shorter is None:
+            return "whole", encode_model(version, 0, found.whole, found.instructions, found.vectors)
+        return "difference", encode_model(version, base + 1, shorter, found.instructions, found.vectors)
 
-    def _load(self, version: int, attempt: int) -> None:
-        state = load_state(self._store, self._job, version, attempt)
-        instructions = self._job.strategy.instructions(state)
-        vectors = {name: state.vectors[name].astype(np.float32) for name in instructions.vectors}
+    def _shorter(self, version: int, found: _Version, base: int) -> bytes | None:
+        """What is shorter than the whole model for a client that holds ``base``, if anything is."""
         grid = self._job.grid
         if grid is None:
-            whole = state.weights.astype("<f4", copy=False).tobytes()
+            return b"" if base == version else None
+        if base not in self._kept or found.held is None:
+            return None
+        if base not in found.differences:
+            found.differences[base] = difference(grid, found.held, self._kept[base].held)
+        body = found.differences[base]
+        return body if len(body) < len(found.whole) else None
+
+    def _keep(self, version: int) -> None:
+        header = self._desk.header()
+        if header.version != version:
+            raise VersionGone(f"version {version} of {self._job.name} has been followed by {header.version}")
+        if self._job.grid is not None and version and version - 1 not in self._kept:
+            self._keep_earlier(version - 1)
+        self._kept[version] = self._load(version, header.attempt)
+        while len(self._kept) > KEPT + 1:
+            self._kept.popitem(last=False)
+
+    def _keep_earlier(self, version: int) -> None:
+        """A server that has just started holds no base for differences; the store still has the last one. Of several
+        attempts at it none is known to be the one that counted, so it is taken only where there is one."""
+        stored = [
+            key for key in self._store.blobs(self._job.keys.states(version)) if not key.endswith("/model")
+        ]
+        if len(stored) == 1:
+            self._kept[version] = self._load(version, int(stored[0].rpartition("/")[2]))
+
+    def _load(self, version: int, attempt: int) -> _Version:
+        job = self._job
+        state = load_state(self._store, job, version, attempt)
+        asked = job.strategy.instructions(state)
+        vectors = {name: state.vectors[name].astype(np.float32) for name in asked.vectors}
+        if job.grid is None:
+            held, whole = None, np.asarray(state.weights, "<f4").tobytes()
         else:
-            held, whole = _held(self._store, self._job, version, attempt), b""
-            if self._chain is None or held.version < self._chain.newest.version:
-                self._chain = DownloadChain(grid, held, KEPT)
-            elif held.version > self._chain.newest.version:
-                self._chain.adopt(held)
-        self._newest = (version, attempt, instructions, vectors, whole)
+            held = _held(self._store, job, version, attempt)
+            whole = difference(job.grid, held, None)
+        return _Version(held, whole, asked, vectors)
 
 
 def _model_key(keys: Keys, version: int, attempt: int) -> str:

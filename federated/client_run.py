@@ -1,0 +1,152 @@
+"""A device's loop over HTTP: ``python -m federated.client --server URL --job JOB --client ID --data FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from federated.client import Budget, Device, Done, NumpyTrainer, Terms, Train, Wait, client_number, summary
+from federated.client_folder import DeviceFolder
+from federated.client_http import Call, Clock, HttpTransport, NetworkLost
+from federated.job import FederatedJob, JobRefused, load_job
+from federated.models import Inputs, Labels
+
+_RETRY_S = 1.0
+
+
+class JobUnreachable(ConnectionError):
+    """No server told what the job is, in the time there was."""
+
+
+def fetch_job(transport: HttpTransport, job: str, clock: Clock, seconds: float) -> FederatedJob:
+    """The job's file, from a server. Raises JobUnreachable after ``seconds`` and JobRefused for what is no job."""
+    ends, why = clock.now() + seconds, ""
+    while True:
+        try:
+            answer = transport.send(Call("GET", f"/v1/fl/jobs/{quote(job, safe='')}/definition"))
+            if answer.status == 200:
+                return load_job(tomllib.loads(answer.body.decode()))
+            why = (
+                f"status {answer.status}: no job {job!r}"
+                if answer.status == 404
+                else f"status {answer.status}"
+            )
+        except NetworkLost as error:
+            why = str(error)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise JobRefused(f"the server's definition of {job} is not TOML: {error}") from error
+        if clock.now() + _RETRY_S > ends:
+            raise JobUnreachable(why)
+        clock.sleep(_RETRY_S)
+
+
+def terms_of(job: FederatedJob) -> Terms:
+    """What ``job`` says that concerns its devices."""
+    layout = job.make_model().layout()
+    return Terms(job.job.name, job.job.seed, job.make_scheme(), job.make_grid(layout), job.servers.part_bytes)
+
+
+def numpy_trainer(job: FederatedJob, client: str, inputs: Inputs, labels: Labels) -> NumpyTrainer:
+    """Trains ``job``'s model on this client's rows."""
+    return NumpyTrainer(job.make_model(), inputs, labels, job.training, job.job.seed, client_number(client))
+
+
+def run_device(
+    device: Device,
+    transport: HttpTransport,
+    clock: Clock,
+    ends: float,
+    told: Callable[[str], None] = lambda text: None,
+) -> Done:
+    """Run the loop until it ends; ``ends`` bounds every wait."""
+    while True:
+        step = device.next(clock.now())
+        if isinstance(step, Done):
+            return step
+        if isinstance(step, Wait):
+            told(f"waits: {step.why}")
+            clock.sleep(max(0.0, min(step.until, ends) - clock.now()))
+        elif isinstance(step, Train):
+            device.train()
+            told("trained")
+        else:
+            try:
+                answer = transport.send(step)
+            except NetworkLost as error:
+                device.lost(str(error), clock.now())
+                continue
+            if answer.status >= 500:
+                transport.turn()
+            device.received(answer, clock.now())
+
+
+def load_rows(path: Path) -> tuple[Inputs, Labels]:
+    """This device's rows: ``.npz`` with ``inputs`` [N, ...] and ``labels`` [N], or ``.csv`` whose last column is the
+    label. Raises ValueError for anything else."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if not {"inputs", "labels"} <= set(arrays.files):
+                raise ValueError(f"{path} has no arrays inputs and labels")
+            inputs, labels = arrays["inputs"], arrays["labels"]
+    elif path.suffix == ".csv":
+        rows = np.loadtxt(path, np.float32, delimiter=",", ndmin=2)
+        inputs, labels = rows[:, :-1], rows[:, -1]
+    else:
+        raise ValueError(f"{path} is neither .npz nor .csv")
+    if len(inputs) != len(labels) or not len(labels):
+        raise ValueError(f"{path} has {len(inputs)} inputs and {len(labels)} labels")
+    return inputs, labels.astype(np.int64)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one device and print what came of it, as JSON. Ends with 1 where the job refused it or cannot be reached."""
+    parser = argparse.ArgumentParser(
+        "python -m federated.client", description="One device of a federated job."
+    )
+    parser.add_argument(
+        "--server", action="append", required=True, help="http(s)://HOST:PORT; may be repeated"
+    )
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--client", required=True, help="this device's id")
+    parser.add_argument(
+        "--data", required=True, type=Path, help=".npz with inputs and labels, or .csv, label last"
+    )
+    parser.add_argument("--state", type=Path, help="folder for what is kept between rounds")
+    parser.add_argument("--token-file", type=Path, help="file with this device's token")
+    parser.add_argument("--ca", help="authority of the servers' certificates (PEM)")
+    parser.add_argument("--certificate", help="this device's certificate (PEM)")
+    parser.add_argument("--key", help="its key (PEM)")
+    parser.add_argument("--rounds", type=int, help="end after so many accepted updates")
+    parser.add_argument("--budget-seconds", type=float, default=float("inf"))
+    parser.add_argument("--budget-bytes", type=float, default=float("inf"))
+    given = parser.parse_args(arguments)
+    token = given.token_file.read_text().strip() if given.token_file else ""
+    clock = Clock()
+    began = clock.now()
+    inputs, labels = load_rows(given.data)
+    with HttpTransport(
+        given.server, token, ca=given.ca, certificate=given.certificate, key=given.key,
+        first=client_number(given.client),
+    ) as transport:  # fmt: skip
+        try:
+            job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
+        except (JobUnreachable, JobRefused) as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+        folder = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
+        device = Device(
+            given.client, terms_of(job), numpy_trainer(job, given.client, inputs, labels), DeviceFolder(folder), began,
+            random.SystemRandom().random, budget=Budget(given.rounds, given.budget_seconds, given.budget_bytes),
+        )  # fmt: skip
+        done = run_device(device, transport, clock, began + given.budget_seconds)
+    print(json.dumps(summary(device, done)))
+    if done.why == "refused":
+        sys.exit(1)

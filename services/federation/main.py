@@ -1,0 +1,105 @@
+"""The federation process: a server, a scheduler or an edge, by its role, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from typing import Final
+
+import uvloop
+from starlette.types import ASGIApp
+
+from services.api.auth import Keys
+from services.federation.access import Access
+from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
+from services.federation.listening import BACKLOG, serve
+from services.federation.metrics import FederationMetrics
+from services.federation.node import Node
+from services.federation.registry import Member
+from services.federation.stores import open_round_store
+from services.settings import Address, Settings, SettingsError, parse_address
+from services.settings.checks import check
+from services.settings.model import FederationSettings
+
+SERVICE: Final = "federation"
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, name: str, stop: threading.Event) -> None:
+    """Serve as ``name`` until ``stop`` is set. Raises SettingsError (an address that others reach, without TLS and
+    tokens), StoreUnavailable, and OSError where the address cannot be had."""
+    if problems := tuple(check(settings)):
+        raise SettingsError(tuple(problem.at("settings") for problem in problems))
+    federation = settings.federation
+    with ExitStack() as stack:
+        # Taken first, so that a port in use shows at once; connections wait until all is open.
+        listener = _listen(parse_address(federation.listen))
+        stack.callback(listener.close)
+        host, port = listener.getsockname()[:2]
+        scheme = "https" if federation.certificate else "http"
+        address = federation.advertise or f"{scheme}://{Address(host, port)}"
+        store = open_round_store(settings)
+        stack.callback(store.close)
+        metrics = FederationMetrics()
+        access = _access(federation)
+        member = Member(
+            name, federation.role, address, os.getpid(), time.time(), time.time(), federation.heartbeat
+        )
+        node = Node(
+            store,
+            member,
+            metrics,
+            threads=federation.threads,
+            most_waiting=federation.max_waiting,
+            devices=federation.role == "server",
+        )
+        stack.callback(node.close)
+        node.begin()
+        app = _app(federation, node, access, metrics)
+        log.info("%s at %s", federation.role, address)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(federation, app, listener, stop))
+
+
+def _app(federation: FederationSettings, node: Node, access: Access, metrics: FederationMetrics) -> ASGIApp:
+    serves = federation.role == "server"
+    routes = OperatorRoutes(node, access, time.time, federation.body_timeout, sums=serves).routes()
+    routes += HealthRoutes(node.faults, metrics).routes()
+    if serves:
+        routes += DeviceRoutes(
+            node.host, access, time.time, federation.max_body, federation.body_timeout
+        ).routes()
+    return assemble(routes, access, metrics)
+
+
+def _access(federation: FederationSettings) -> Access:
+    keys = Keys(key.get_secret_value() for key in federation.keys)
+    return Access(keys, federation.tokens, federation.client_ca is not None, time.time)
+
+
+async def _serve(
+    federation: FederationSettings, app: ASGIApp, listener: socket.socket, stop: threading.Event
+) -> None:
+    await serve(
+        app,
+        listener,
+        stop,
+        max_connections=federation.max_connections,
+        header_s=federation.header_timeout,
+        certificate=federation.certificate,
+        certificate_key=federation.certificate_key,
+        client_ca=federation.client_ca,
+    )
+
+
+def _listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
