@@ -292,7 +292,7 @@ class Desk:
     def _moved(self, before: Header, after: Header, closed: Sequence[Closed]) -> dict[str, bytes | None]:
         writes: dict[str, bytes | None] = {self.keys.log(c.iteration): c.to_bytes() for c in closed}
         # A clock that moved on alone is not worth a write: it only has to stand beside what it decided.
-        if replace(after, clock=before.clock) != before:
+        if after._replace(clock=before.clock) != before:
             writes[self.keys.header] = after.to_bytes()
         return writes
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from federated.rounds.phases import Event, Phase, follow
 from federated.rounds.records import FLIGHT_SLICES, Closed, Entry, Header
-from federated.rounds.settings import RoundSettings
+from federated.rounds.settings import RoundSettings, Thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,10 @@ class Lifecycle:
     """Which phase a job is in, by its counters and the clock."""
 
     settings: RoundSettings
+    thresholds: Thresholds = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "thresholds", self.settings.thresholds)
 
     def deadline(self, header: Header) -> float | None:
         """When the phase ends if nothing more happens, or None when no window is open."""
@@ -39,14 +43,14 @@ class Lifecycle:
             header, more = self._window_ended(header, ends)
             closed += more
         if now > header.clock:
-            header = replace(header, clock=now)
+            header = header._replace(clock=now)
         if self.settings.mode == "buffered":
             header = self._age_flights(header)
         return header, closed
 
     def _window_ended(self, header: Header, ends: float) -> tuple[Header, tuple[Closed, ...]]:
-        thresholds, settings = self.settings.thresholds, self.settings
-        header = replace(header, clock=max(header.clock, ends))
+        thresholds, settings = self.thresholds, self.settings
+        header = header._replace(clock=max(header.clock, ends))
         if header.phase is Phase.AGGREGATING:
             return self.end(header, Event.AGGREGATION_WINDOW, ends)
         if header.phase is Phase.BUFFERING and header.uploads >= thresholds.uploads_floor:
@@ -65,12 +69,12 @@ class Lifecycle:
         phase = follow(header.phase, event)
         assert phase is not None
         # Early uploads have opened the update window as soon as there is one.
-        return replace(header, phase=phase, phase_at=at, first_upload_at=at if header.uploads else None)
+        return header._replace(phase=phase, phase_at=at, first_upload_at=at if header.uploads else None)
 
     def close_full(self, header: Header) -> tuple[Header, tuple[Closed, ...]]:
         if header.phase is Phase.AGGREGATING:
             return header, ()
-        needed = self.settings.thresholds.uploads_close
+        needed = self.thresholds.uploads_close
         if self.settings.kind == "cross_silo" and header.phase is Phase.UPDATING:
             needed = header.starts  # who is absent by rule is not waited for
         if header.uploads >= needed:
@@ -80,7 +84,7 @@ class Lifecycle:
     def _aggregate(self, header: Header, event: Event, at: float) -> Header:
         phase = follow(header.phase, event)
         assert phase is not None
-        return replace(header, phase=phase, phase_at=at)
+        return header._replace(phase=phase, phase_at=at)
 
     def end(self, header: Header, event: Event, at: float) -> tuple[Header, tuple[Closed, ...]]:
         """The iteration is over. One that nobody took part in leaves no trace and is not counted."""
@@ -98,14 +102,13 @@ class Lifecycle:
             header.began,
             at,
         )
-        header = replace(
-            header,
+        header = header._replace(
             iteration=header.iteration + 1,
             valid=header.valid + valid,
             invalid=header.invalid + (not valid),
         )
         if header.iteration > self.settings.fl_iteration_num:
-            header = replace(header, iteration=self.settings.fl_iteration_num)
+            header = header._replace(iteration=self.settings.fl_iteration_num)
             return self.enter(header, Event.LAST, None, at), (closed,)
         if header.stop_wanted:
             return self.enter(header, Event.STOP, None, at), (closed,)
@@ -116,8 +119,7 @@ class Lifecycle:
         assert phase is not None
         carried = header.next_uploads if phase is Phase.BUFFERING else 0
         opened = at if carried else None
-        header = replace(
-            header, phase=phase, phase_at=at, opened_at=opened, first_upload_at=opened,
+        header = header._replace(phase=phase, phase_at=at, opened_at=opened, first_upload_at=opened,
             starts=0, uploads=carried, next_uploads=header.next_uploads - carried,
             stop_wanted=header.stop_wanted and phase is not Phase.STOPPED,
         )  # fmt: skip
@@ -140,7 +142,7 @@ class Lifecycle:
             return header
         kept = header.flights[passed:] if passed < len(header.flights) else ()
         flights = kept + (0,) * (len(header.flights) - len(kept))
-        return replace(header, flights=flights, flight_slice=newest)
+        return header._replace(flights=flights, flight_slice=newest)
 
     def land(self, header: Header, entry: Entry) -> Header:
         place = self._slice_of(entry.started_at) - header.flight_slice - 1
@@ -148,4 +150,4 @@ class Lifecycle:
             return header
         flights = list(header.flights)
         flights[place] -= 1
-        return replace(header, flights=tuple(flights))
+        return header._replace(flights=tuple(flights))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from federated.rounds.lifecycle import Lifecycle
@@ -142,13 +142,12 @@ class Rounds:
         flights = header.flights
         if self.settings.mode == "buffered":
             flights = (*flights[:-1], flights[-1] + 1)
-        header = replace(
-            header,
+        header = header._replace(
             starts=header.starts + 1,
             opened_at=now if header.opened_at is None else header.opened_at,
             flights=flights,
         )
-        if header.phase is Phase.STARTING and header.starts == self.settings.thresholds.starts_close:
+        if header.phase is Phase.STARTING and header.starts == self.life.thresholds.starts_close:
             header = self.life.begin_updates(header, Event.STARTS_FULL, now)
         return header, entry, self._admitted(header, entry, client, repeated=False)
 
@@ -282,13 +281,12 @@ class Rounds:
             iteration, index, request.client, entry.iteration, request.digest, request.examples, request.steps,
             request.loss, staleness, self.settings.weight(request.examples, staleness),
         )  # fmt: skip
-        entry = replace(entry, slot=index, digest=request.digest)
+        entry = entry._replace(slot=index, digest=request.digest)
         if ahead:
-            header = replace(header, next_uploads=index + 1)
+            header = header._replace(next_uploads=index + 1)
         else:
             opens_window = header.phase is not Phase.STARTING
-            header = replace(
-                header,
+            header = header._replace(
                 uploads=index + 1,
                 opened_at=now if header.opened_at is None else header.opened_at,
                 first_upload_at=now
@@ -328,7 +326,7 @@ class Rounds:
         if header.phase is not Phase.AGGREGATING or header.iteration != iteration:
             return Decision(header, closed=closed)
         took_s = max(header.clock - header.began, 1e-9)
-        header = replace(header, version=header.version + 1, attempt=attempt, took_s=took_s)
+        header = header._replace(version=header.version + 1, attempt=attempt, took_s=took_s)
         header, more = self.life.end(header, Event.AGGREGATED, header.clock)
         return Decision(header, closed=closed + more)
 
@@ -346,7 +344,7 @@ class Rounds:
         header, closed = self.life.settle(header, now)
         if header.phase in (Phase.STOPPED, Phase.FINISHED):
             return Decision(header, closed=closed)
-        header = replace(header, stop_wanted=True)
+        header = header._replace(stop_wanted=True)
         if header.phase is Phase.AGGREGATING:
             return Decision(header, closed=closed)
         header, more = self.life.end(header, Event.STOP, header.clock)
@@ -355,7 +353,7 @@ class Rounds:
     def resume(self, header: Header, now: float) -> Decision:
         """Let a stopped job go on with its next iteration; withdraws a stop that has not happened yet."""
         header, closed = self.life.settle(header, now)
-        header = replace(header, stop_wanted=False)
+        header = header._replace(stop_wanted=False)
         if header.phase is Phase.STOPPED:
             header = self.life.enter(header, self.life.next_event(), header.phase, header.clock)
         return Decision(header, closed=closed)
@@ -392,7 +390,7 @@ class Rounds:
         bounds set, spread by a quarter of the wait so that not all come at once."""
         settings, now = self.settings, header.clock
         if header.phase is Phase.STARTING and header.starts:
-            missing = settings.thresholds.starts_close - header.starts
+            missing = self.life.thresholds.starts_close - header.starts
             wait_s = (now - header.began) * missing / header.starts
         elif header.phase is Phase.AGGREGATING or header.opened_at is None:
             wait_s = settings.come_back_min_s
