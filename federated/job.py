@@ -78,7 +78,8 @@ class CompressionSection:
 class SimulationSection:
     """What the simulator alone needs. ``engine`` is one of ``simulator.engines``, ``auto`` the fastest for the model
     and ``device``; ``memory_bytes`` bounds a cohort's chunk (0: the device's default), ``threads`` of which are in
-    work; ``state_bytes`` bounds what clients remember.
+    work; ``state_bytes`` bounds what clients remember. ``ray`` is "local" or a cluster's address: Ray's tasks train the
+    chunks, on ``threads`` cores if local.
 
     ``availability`` is always, bernoulli, diurnal (``share`` of the clients) or trace (a file, ``trace``); ``habits``
     are speeds, bandwidths, dropouts and stragglers of the population. Checkpoints and evaluations come every so many
@@ -89,6 +90,7 @@ class SimulationSection:
     device: Literal["cpu", "cuda"] = "cpu"
     memory_bytes: int = 0
     threads: int = 1
+    ray: str = ""
     state_bytes: int = 2**32
     availability: Literal["always", "bernoulli", "diurnal", "trace"] = "always"
     share: float = 0.5
@@ -252,6 +254,8 @@ class FederatedJob:
             raise JobRefused(
                 f"simulation: the {simulation.engine} engine has no cuda device; take engine torch"
             )
+        if simulation.ray and simulation.device != "cpu":
+            raise JobRefused("simulation: over ray cohorts are trained on cpus; set simulation.device = cpu")
         if simulation.threads < 1 or simulation.memory_bytes < 0 or simulation.state_bytes < 0:
             raise JobRefused(
                 "simulation: threads must be at least 1, memory_bytes and state_bytes not negative"

@@ -103,6 +103,10 @@ class BatchedEngine:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._arrays.leave()
 
+    def train_here(self, cohort: Cohort, clients: Clients, data: Rows) -> Trained:
+        """Train one of the plan's chunks on a thread of this engine, and wait for it."""
+        return self._pool.submit(self.train_chunk, cohort, clients, data).result()
+
     def train_chunk(
         self, cohort: Cohort, clients: Clients, data: Rows, start: Tensor | None = None
     ) -> Trained:

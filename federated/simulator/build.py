@@ -16,8 +16,10 @@ from federated.models import Model
 from federated.rounds import Desk, MemoryStore, Rounds, Tickets
 from federated.selection import Everyone, FairnessCap, Random, Selection
 from federated.simulator.availability import AvailabilityRefused, make_availability
+from federated.simulator.cohort import Engine
 from federated.simulator.engines import make_engine
 from federated.simulator.learning import Learning
+from federated.simulator.on_ray import RayEngine, RayMissing
 from federated.simulator.population import Habits, Population
 from federated.simulator.simulation import Evaluate, Simulation
 from federated.simulator.world import World
@@ -55,14 +57,8 @@ def build(
     try:
         habits = _habits(simulation.habits)
         availability = make_availability(simulation.availability, seed, share=simulation.share, trace=trace)
-        engine = make_engine(
-            simulation.engine,
-            model,
-            device=simulation.device,
-            memory_bytes=simulation.memory_bytes,
-            threads=simulation.threads,
-        )
-    except (AvailabilityRefused, ValueError) as error:
+        engine = _engine(job, model)
+    except (AvailabilityRefused, RayMissing, ValueError) as error:
         raise JobRefused(f"simulation: {error}") from error
     selection, store = job.make_selection(), MemoryStore()
     desk = Desk(store, Rounds(job.rounds, Tickets(job.job.name, TICKET_KEY), selection))
@@ -116,6 +112,18 @@ def fingerprint(job: FederatedJob, federation: Federation, trace: str | None) ->
 def first_weights(simulation: Simulation) -> Array:
     """The model [D] before the first iteration of a fresh simulation."""
     return simulation.learning.state.weights.copy()
+
+
+def _engine(job: FederatedJob, model: Model) -> Engine:
+    wanted = job.simulation
+    if wanted.ray:
+        address = None if wanted.ray == "local" else wanted.ray
+        return RayEngine(
+            wanted.engine, model, memory_bytes=wanted.memory_bytes, cores=wanted.threads, address=address
+        )
+    return make_engine(
+        wanted.engine, model, device=wanted.device, memory_bytes=wanted.memory_bytes, threads=wanted.threads
+    )
 
 
 def _habits(options: Any) -> Habits:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ class World:
         up_bytes: Callable[[], int],
         names: Sequence[str] = (),
         needs_facts: bool = False,
-        grain_s: float = 0.1,
+        grain_s: float = 0.5,
         patience_s: float = 86_400.0,
     ) -> None:
         if len(counts) != population.size:
@@ -292,9 +292,9 @@ class World:
         replies = self.desk.handle(requests, self.now_s, self._draws([f.client for f in landed]))
         for flight, reply in zip(landed, replies, strict=True):
             if isinstance(reply, NotYet):  # the body is there; it is counted later
-                again = {**asdict(flight), "at_s": max(reply.come_back_at, self.now_s), "order": self._order}
+                again = replace(flight, at_s=max(reply.come_back_at, self.now_s), order=self._order)
                 self._order += 1
-                heapq.heappush(self._flights, Flight(**again))
+                heapq.heappush(self._flights, again)
             elif isinstance(reply, Accepted):
                 self._counted[flight.client, flight.iteration] = flight.version
                 self._free_at[flight.client] = reply.come_back_at

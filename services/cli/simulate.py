@@ -174,17 +174,16 @@ def _prepare(
     put(tables, flags)
     put(tables, read_assignments(assignments))
     data, seed = data_section(tables), tables.get("job", {}).get("seed", 0)
+    more: dict[str, Any] = {} if data.context is None else {"context": data.context}
+    if data.view is not None:
+        more["view"] = data.view
     federation, notes = open_federation(
         data.name,
         user_cache(os.environ),
         clients=data.clients,
         seed=seed,
         partition=data.partition,
-        **{
-            name: value
-            for name, value in (("context", data.context), ("view", data.view))
-            if value is not None
-        },
+        **more,
     )
     for text in notes:
         note(text)

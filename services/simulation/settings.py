@@ -15,6 +15,8 @@ Tables = dict[str, dict[str, Any]]
 
 COHORT_SHARE: Final = 0.1
 LEAST_COHORT, MOST_COHORT = 10, 100
+EPOCHS, BATCH = 5, 10
+"""E and B of McMahan et al. (2017) for clients with few rows."""
 
 
 def read_tables(path: Path | None) -> Tables:
@@ -72,13 +74,16 @@ def data_section(tables: Tables) -> DataSection:
 
 def complete(tables: Tables, federation: Federation) -> FederatedJob:
     """The job with what the data decide: how many clients, features and classes there are, and, unless the file or
-    a flag says so, the cohort (a tenth of the clients, between 10 and 100) and the model. Raises JobRefused."""
+    a flag says so, the cohort (a tenth of the clients, between 10 and 100), the model and the local work. Raises
+    JobRefused."""
     filled = {title: dict(table) for title, table in tables.items()}
     rounds = filled.setdefault("rounds", {})
-    if ("start_fl_job_threshold" not in rounds and not {"members", "mode"} & rounds.keys()) or (
-        "start_fl_job_threshold" not in rounds and rounds.get("mode") in ("sync", "over_selection")
-    ):
-        rounds["start_fl_job_threshold"] = cohort(federation.clients)
+    if rounds.get("mode") != "buffered" and "members" not in rounds:
+        rounds.setdefault("start_fl_job_threshold", cohort(federation.clients))
+    training = filled.setdefault("training", {})
+    training.setdefault("batch_size", BATCH)
+    if not {"epochs", "steps"} & training.keys() and filled.get("strategy", {}).get("name") != "fedsgd":
+        training["epochs"] = EPOCHS
     if "name" not in filled.setdefault("model", {}):
         filled["model"]["name"] = "text" if federation.inputs.dtype.kind in "iu" else "perceptron"
     filled.setdefault("strategy", {}).setdefault("name", "fedavg")
