@@ -14,7 +14,7 @@ from federated.rounds import aggregation
 from federated.rounds.aggregation import Task, Work
 from federated.rounds.keys import Keys
 from federated.rounds.machine import Decision, Rounds, valid_id
-from federated.rounds.messages import Reply, Request, StartRequest, UploadRequest
+from federated.rounds.messages import Refused, Reply, Request, StartRequest, UploadRequest
 from federated.rounds.phases import Phase
 from federated.rounds.records import Closed, Entry, Header, RecordRefused, Slot
 from federated.rounds.store import Store, StoreUnavailable
@@ -147,6 +147,9 @@ class Desk:
         Raises JobUnknown, StoreUnavailable and ValueError."""
         if not 1 <= len(requests) <= MOST_REQUESTS:
             raise ValueError(f"{len(requests)} uploads in one sum: 1 to {MOST_REQUESTS} are possible")
+        unreadable = {request.client for request in requests if not valid_id(request.client)}
+        if unreadable:
+            return {client: Refused("bad_id", "not the id of a client") for client in unreadable}
         keys = [self.keys.entry(request.iteration, request.client) for request in requests]
 
         def step(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -191,9 +192,12 @@ class Rounds:
             raise ValueError("sums of edges are for synchronous modes")
         header, closed = self.life.settle(header, now)
         wrong: dict[str, Reply] = {}
+        named = Counter(request.client for request in requests)
         for entry, request in zip(entries, requests, strict=True):
             reply: Reply | None = self._unsound(header, entry, request, draw)
-            if reply is None and entry is not None:
+            if reply is None and named[request.client] > 1:
+                reply = Refused("different_body", "named twice in one sum")
+            elif reply is None and entry is not None:
                 counted = entry.counted
                 reply = (
                     self._repeat(header, entry, request, draw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.rounds import DRAW, Bench, digest
 
@@ -75,3 +77,18 @@ def test_buffered_jobs_take_no_sums() -> None:
     bench = Bench.of(mode="buffered", buffer_size=2)
     with pytest.raises(ValueError, match="synchronous"):
         together(bench, "a")
+
+
+def test_a_client_named_twice_in_one_sum_does_not_count_twice() -> None:
+    bench = Bench.of(start_fl_job_threshold=4, update_model_ratio=1)
+    bench.admit("a", "b", "c", "d")
+    wrong = together(bench, "a", "b", "a")
+    assert list(wrong) == ["a"]
+    assert bench.desk.header().uploads == 0
+
+
+def test_what_is_no_id_is_named_without_a_look_at_the_store() -> None:
+    bench = Bench.of(start_fl_job_threshold=4)
+    requests = [bench.upload_request("a", 1), replace(bench.upload_request("a", 1), client="\ud800")]
+    wrong = bench.desk.handle_together(requests, bench.now, DRAW)
+    assert list(wrong) == ["\ud800"]
