@@ -1,0 +1,147 @@
+"""``headwater fl simulate`` as people meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federated.job import load_job
+from services.cli.app import main
+from services.cli.exits import Exit
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs the command in this process and gives its code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("HEADWATER")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(("fl", "simulate", *arguments))
+        printed = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), printed.out, printed.err
+
+    return run
+
+
+QUICK = ("--dataset", "digits", "--clients", "20", "--cohort", "5", "--steps", "3", "--seed", "3")
+
+
+def test_a_run_prints_lines_and_writes_all_that_it_says(simulate: Run, tmp_path: Path) -> None:
+    code, out, err = simulate(
+        *QUICK, "--rounds", "4", "--out", "out", "--alpha", "0.5", "--strategy", "scaffold"
+    )
+    assert code == Exit.OK, err
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines[:4]] == [f"iteration {number}" for number in range(1, 5)]
+    assert "simulated, not private" in out
+    assert "against a model trained alone" in out
+
+    found = json.loads((tmp_path / "out/simulation.json").read_text())
+    assert (found["simulated"], found["private"]) == (True, False)
+    assert len(found["rows"]) == found["totals"]["iterations"] == 4
+    assert found["final"]["distribution"]["clients"] == 20
+    assert found["data"]["clients"] == 20
+    assert (tmp_path / "out/simulation.png").read_bytes().startswith(b"\x89PNG")
+    with np.load(tmp_path / "out/model.npz") as model:
+        assert model["output.weight"].shape == (64, 10)
+
+    job = load_job(tmp_path / "out/job.toml")
+    assert (job.data.name, job.data.clients, job.data.partition) == ("digits", 20, "dirichlet:0.5")
+    assert (job.data.features, job.data.classes) == (64, 10)  # what servers need to know
+    assert (job.strategy.name, job.training.steps, job.training.epochs) == ("scaffold", 3, None)
+    assert (job.rounds.fl_iteration_num, job.rounds.start_fl_job_threshold, job.job.seed) == (4, 5, 3)
+
+
+def test_the_file_that_was_written_gives_the_same_run(simulate: Run, tmp_path: Path) -> None:
+    flags = ("--rounds", "3", "--compression", "top_k:0.1,quantise:1,deflate", "--download-bits", "8")
+    assert simulate(*QUICK, *flags, "--dropout", "0.1", "--out", "one")[0] == Exit.OK
+    code, out, err = simulate("--job", "one/job.toml", "--format", "json", "--out", "two")
+    assert code == Exit.OK, err
+    printed = json.loads(out)
+    one = json.loads((tmp_path / "one/simulation.json").read_text())
+    assert _without_clock(printed) == _without_clock(one)
+    assert (tmp_path / "one/job.toml").read_text() == (tmp_path / "two/job.toml").read_text()
+    with np.load(tmp_path / "one/model.npz") as first, np.load(tmp_path / "two/model.npz") as second:
+        for name in first.files:
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def _without_clock(found: dict[str, Any]) -> dict[str, Any]:
+    del found["totals"]["wall_s"]
+    for row in found["rows"]:
+        del row["wall_s"]
+    return found
+
+
+def test_resuming_a_finished_run_reports_it_again_and_other_settings_are_refused(simulate: Run) -> None:
+    assert simulate(*QUICK, "--rounds", "3", "--out", "out")[0] == Exit.OK
+    code, out, _ = simulate("--resume", "--out", "out")
+    assert code == Exit.OK
+    assert "3 of 3 iterations were valid" in out
+    code, _, err = simulate("--resume", "--out", "out", "--rate", "0.3")
+    assert code == Exit.BAD_INPUT
+    assert "other settings" in err
+    code, _, err = simulate("--resume")
+    assert code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (("--strategy", "fedavgg"), Exit.SETTINGS, "did you mean 'fedavg'"),
+        (("--compression", "quantise:1,top_k:0.1"), Exit.SETTINGS, "compression.upload"),
+        (("--engine", "jax"), Exit.SETTINGS, "engine"),
+        (("--cohort", "21"), Exit.SETTINGS, "there are 20 clients"),
+        (("--with", "training.speed=1"), Exit.SETTINGS, "training"),
+        (("--with", "rate=1"), Exit.SETTINGS, "not SECTION.KEY=VALUE"),
+        (("--with", "simulation.habits.speed=1"), Exit.SETTINGS, "habits have no 'speed'"),
+        (("--partition", "iid", "--alpha", "0.1"), Exit.USAGE, "--alpha"),
+        (("--job", "missing.toml"), Exit.SETTINGS, "missing.toml"),
+        (("--dataset", "nothing-there"), Exit.DATA_UNAVAILABLE, "nothing-there"),
+        (
+            ("--with", "simulation.availability=trace", "--with", "simulation.trace=none.csv"),
+            Exit.BAD_INPUT,
+            "none.csv",
+        ),
+    ],
+)
+def test_what_cannot_be_run_says_why(simulate: Run, flags: tuple[str, ...], code: Exit, says: str) -> None:
+    ended, _, err = simulate(*QUICK, "--rounds", "1", *flags)
+    assert ended == code
+    assert says in err
+
+
+def test_a_trace_decides_who_can_be_reached(simulate: Run, tmp_path: Path) -> None:
+    rows = "".join(f"{client},0,1000000\n" for client in range(5))
+    (tmp_path / "trace.csv").write_text("client,from_s,until_s\n" + rows + "19,0,0.001\n")
+    code, out, err = simulate(
+        *QUICK, "--rounds", "2", "--with", "simulation.availability=trace",
+        "--with", "simulation.trace=trace.csv", "--format", "json",
+    )  # fmt: skip
+    assert code == Exit.OK, err
+    assert all(row["starts"] == 5 for row in json.loads(out)["rows"])
+
+
+def test_flags_go_before_the_file(simulate: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        '[rounds]\nstart_fl_job_threshold = 5\nfl_iteration_num = 9\n[data]\nclients = 20\n'
+        '[strategy]\nname = "fedprox"\nmu = 0.5\n'
+    )  # fmt: skip
+    code, _, err = simulate("--job", "job.toml", "--rounds", "2", "--strategy", "fedavg", "--out", "out")
+    assert code == Exit.OK, err
+    written = tomllib.loads((tmp_path / "out/job.toml").read_text())
+    assert written["rounds"]["fl_iteration_num"] == 2
+    assert written["strategy"] == {"name": "fedavg"}
