@@ -253,9 +253,9 @@ class TestLearning:
             mask = liked().mask(everyone)
             return float(objective.gradients(table, objective.private_vectors(table, mask), mask)[0].mean())
 
-        # 14 of 60 items are each one's own: ln 60 = 4.09 knows nothing, ln 14 = 2.64 would know all.
-        assert loss(table_of(states[0])) > 3.8
-        assert loss(table_of(states[-1])) < 3.4
+        # ln 60 = 4.09 knows nothing; the tastes alone give about 3.5.
+        assert loss(table_of(states[0])) > 3.6
+        assert loss(table_of(states[-1])) < 3.45
 
 
 class TestRanking:
