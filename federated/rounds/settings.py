@@ -46,7 +46,8 @@ class RoundSettings:
         iteration. Uploads are taken once the start phase has closed; with ``early_uploads`` from the first start on.
       over_selection: as many uploads close it, but ``ceil(uploads · over_selection)`` clients may start; whoever
         is slower is told that the iteration is full. ``start_fl_job_threshold`` starts are enough when the start
-        window ends.
+        window ends. If each start is lost with 30 %, 126 starts give 80 uploads with probability .953, 130
+        (``over_selection`` 1.625) with .985.
       buffered: FedBuff (Nguyen et al. 2022). Clients start at any time, at most ``max_concurrency`` at once; every
         ``buffer_size`` uploads make a version. An upload that is s versions old weighs ``1/(1+s)**staleness_exponent``
         and is refused beyond ``max_staleness``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class World:
         return (
             (200.0, 0)
             if self.generator.random() < 0.5
-            else (61.0 + 60.0 * self.generator.random(), iteration)
+            else (120.0 + 60.0 * self.generator.random(), iteration)
         )
 
 
@@ -90,22 +91,35 @@ def run(seed: int, clients: int, **settings: Any) -> list[Closed]:
     return World(seed, clients, **settings).run()
 
 
+def within_windows(closed: list[Closed]) -> bool:
+    # Start window, then the update window; the global window bounds an iteration that nobody uploads for.
+    return all(ended.closed_at - ended.opened_at <= (300 + 60 if ended.uploads else 3600) for ended in closed)
+
+
 @pytest.mark.parametrize(
-    ("settings", "clients"),
+    ("settings", "uploads"),
     [
-        ({"start_fl_job_threshold": 100, "update_model_ratio": "0.6"}, 400),
-        ({"start_fl_job_threshold": 100, "mode": "over_selection", "over_selection": "1.575"}, 400),
+        ({"update_model_ratio": "0.6"}, 60),
+        ({"mode": "over_selection", "over_selection": "1.625"}, 80),
     ],
-    ids=["ratio .6", "126 starts for 80 uploads"],
+    ids=["ratio .6", "130 starts for 80 uploads"],
 )
-def test_at_least_95_percent_of_the_iterations_are_valid(settings: dict[str, Any], clients: int) -> None:
-    closed = run(1, clients, **settings)
+def test_at_least_95_percent_of_the_iterations_are_valid(settings: dict[str, Any], uploads: int) -> None:
+    closed = run(1, 400, start_fl_job_threshold=100, **settings)
     assert len(closed) == ITERATIONS
-    valid = sum(ended.valid for ended in closed)
-    assert valid >= 0.95 * ITERATIONS
-    assert max(ended.closed_at - ended.opened_at for ended in closed) <= 300 + 3600
-    assert max(ended.closed_at - ended.opened_at for ended in closed if ended.valid) <= 300 + 60
-    assert all(ended.uploads == (60 if "0.6" in settings.values() else 80) for ended in closed if ended.valid)
+    assert sum(ended.valid for ended in closed) >= 0.95 * ITERATIONS
+    assert {ended.uploads for ended in closed if ended.valid} == {uploads}
+    assert within_windows(closed)
+
+
+def test_126_starts_for_80_uploads_are_valid_as_often_as_chance_has_it() -> None:
+    likely = sum(comb(126, k) * 0.7**k * 0.3 ** (126 - k) for k in range(80, 127))
+    assert 0.95 < likely < 0.96  # 126 is the smallest number with 95 %, so the count below scatters about it
+    closed = run(1, 400, start_fl_job_threshold=100, mode="over_selection", over_selection="1.575")
+    scatter = 3 * (likely * (1 - likely) * ITERATIONS) ** 0.5
+    assert abs(sum(ended.valid for ended in closed) - likely * ITERATIONS) <= scatter
+    assert max(ended.starts for ended in closed) == 126
+    assert within_windows(closed)
 
 
 def test_at_ratio_1_one_dropout_voids_the_iteration() -> None:
