@@ -41,7 +41,8 @@ class Quantise:
     rounding: str
     chunk: int
     name: str = "quantise"
-    takes: frozenset[Kind] = frozenset({"dense", "sparse"})
+    # Not in the repr, which is the scheme's mark: a set has another order in another process.
+    takes: frozenset[Kind] = field(default=frozenset({"dense", "sparse"}), repr=False)
     gives: Kind = "codes"
     skews: bool = field(init=False, default=False)
 

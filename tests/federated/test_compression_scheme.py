@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -353,3 +356,18 @@ def test_with_memory_clients_of_different_aims_meet_at_the_mean_and_without_it_t
         return float(np.linalg.norm(weights - aim) / np.linalg.norm(aim))
 
     assert distance(remember=True) < 0.1 < 0.3 < distance(remember=False)
+
+
+def test_a_schemes_mark_is_the_same_in_every_process() -> None:
+    """Sets have another order where strings have other hashes."""
+    program = "from federated.compression import make_scheme; print(make_scheme('top_k:0.2,quantise:1,deflate').mark)"
+    marks = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(marks) == 1
