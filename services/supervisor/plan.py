@@ -41,6 +41,7 @@ def plan(region: Region, settings_file: Path) -> tuple[ChildSpec, ...]:
         "processor": settings.processor.count if region.home else 0,
         "trainer": settings.trainer.count if region.home else 0,
         "api": 1,
+        "federation": 0,  # started on its own, by `headwater fl serve` or `headwater service federation`
     }
     assert set(counts) == set(SERVICES)
     own = tuple(
