@@ -243,6 +243,18 @@ class RecommenderModel:
             parts = zip(torch.split(vectors, _CHUNK), torch.split(index.numeric, _CHUNK), strict=True)
             return _floats(torch.cat([item_vectors(*part, weights) for part in parts]))
 
+    def item_row_gradients(self, items: Encoded, rows: Rows, dense: Floats, at_vectors: Floats) -> Floats:
+        """The gradient at the retrieval rows ``[U, d]``, in the order of ``item_keys(items)``, of a loss whose gradient
+        at the items' vectors is ``at_vectors`` ``[N, d]``: whoever has a loss over item vectors learns through the
+        item tower. The dense weights stand still."""
+        keys = unique_keys((items,))
+        leaf = tensor(rows[RETRIEVAL]).detach().requires_grad_()
+        index = Index.into(keys, items)
+        _, weights = self._dense(dense, train=False)
+        vectors = item_vectors(embed(index, leaf), index.numeric, weights)
+        torch.autograd.backward((vectors,), (tensor(at_vectors),))
+        return _gradient(leaf)
+
     def rank(self, user: Encoded, items: Encoded, rows: Rows, dense: Floats) -> Floats:
         """Logits ``[N]`` of one user with N items; rows in the order of ``pair_keys(user, items)``."""
         with torch.inference_mode():

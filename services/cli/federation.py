@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from services.cli import simulate
+from services.cli import rounds, simulate, teach
 from services.cli.groups import group
 
 app = group("Federated learning: simulate it here, or run its servers and clients.")
 
 simulate.register(app)
+rounds.register(app)
+teach.register(app)
