@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from federated.data import Federation
 from federated.job import FederatedJob, JobRefused
 from federated.models import Model
 from federated.rounds import Desk, MemoryStore, Rounds, Tickets
+from federated.sections import read_section
 from federated.selection import Everyone, FairnessCap, Random, Selection
 from federated.simulator.availability import AvailabilityRefused, make_availability
 from federated.simulator.cohort import Engine
@@ -43,19 +43,23 @@ def build(
     federation: Federation,
     folder: Path,
     *,
+    model: Model | None = None,
     trace: str | None = None,
     evaluate: Callable[[Model], Evaluate] | None = None,
     checkpoints: bool = True,
 ) -> Built:
-    """``job`` over the clients of ``federation``, with its files in ``folder``; ``trace`` is the text of the
-    availability trace. ``evaluate`` makes, of the model, what is called after a version. Without ``checkpoints``
-    ``folder`` holds what clients remember alone. Raises JobRefused."""
+    """``job`` over the clients of ``federation``, with its files in ``folder``.
+
+    ``model`` takes the place of the job's (a ``modules.ModuleModel``), ``trace`` is the text of the availability trace.
+    ``evaluate`` makes, of the model, what is called after a version. Without ``checkpoints`` the folder holds what
+    clients remember alone. Raises JobRefused.
+    """
     job = replace(job, data=replace(job.data, clients=federation.clients))
     job.check()
     simulation, seed = job.simulation, job.job.seed
-    model = job.make_model(federation.features, federation.classes)
+    model = model or job.make_model(federation.features, federation.classes)
     try:
-        habits = _habits(simulation.habits)
+        habits = read_section(Habits, simulation.habits, "habits")
         availability = make_availability(simulation.availability, seed, share=simulation.share, trace=trace)
         engine = _engine(job, model)
     except (AvailabilityRefused, RayMissing, ValueError) as error:
@@ -124,14 +128,6 @@ def _engine(job: FederatedJob, model: Model) -> Engine:
     return make_engine(
         wanted.engine, model, device=wanted.device, memory_bytes=wanted.memory_bytes, threads=wanted.threads
     )
-
-
-def _habits(options: Any) -> Habits:
-    known = {field.name for field in fields(Habits)}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"habits have no {name!r}; there are {', '.join(sorted(known))}")
-    return Habits(**options)
 
 
 def _looks_at_facts(selection: Selection) -> bool:

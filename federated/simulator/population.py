@@ -40,7 +40,7 @@ class Habits:
     dropout: float = 0.0
     stragglers: float = 0.0
     straggler_factor: float = 20.0
-    check_in_s: float = 60.0
+    check_in_s: float = 20.0
     charging: float = 1.0
     unmetered: float = 1.0
     idle: float = 1.0

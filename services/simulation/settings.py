@@ -59,11 +59,19 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
         place, equals, value = text.partition("=")
         if not equals or "." not in place:
             raise JobRefused(f"{text!r} is not SECTION.KEY=VALUE, as in training.rate=0.05")
-        try:
-            found[place.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[place.strip()] = value
+        found[place.strip()] = _value(value)
     return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass  # bare text, or a number that TOML wants written longer
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def data_section(tables: Tables) -> DataSection:

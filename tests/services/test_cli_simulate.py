@@ -15,6 +15,7 @@ import pytest
 from federated.job import load_job
 from services.cli.app import main
 from services.cli.exits import Exit
+from services.simulation.settings import read_assignments
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -107,7 +108,7 @@ def test_resuming_a_finished_run_reports_it_again_and_other_settings_are_refused
         (("--cohort", "21"), Exit.SETTINGS, "there are 20 clients"),
         (("--with", "training.speed=1"), Exit.SETTINGS, "training"),
         (("--with", "rate=1"), Exit.SETTINGS, "not SECTION.KEY=VALUE"),
-        (("--with", "simulation.habits.speed=1"), Exit.SETTINGS, "habits have no 'speed'"),
+        (("--with", "simulation.habits.speed=1"), Exit.SETTINGS, "habits: the key 'speed' is unknown"),
         (("--partition", "iid", "--alpha", "0.1"), Exit.USAGE, "--alpha"),
         (("--job", "missing.toml"), Exit.SETTINGS, "missing.toml"),
         (("--dataset", "nothing-there"), Exit.DATA_UNAVAILABLE, "nothing-there"),
@@ -133,6 +134,12 @@ def test_a_trace_decides_who_can_be_reached(simulate: Run, tmp_path: Path) -> No
     )  # fmt: skip
     assert code == Exit.OK, err
     assert all(row["starts"] == 5 for row in json.loads(out)["rows"])
+
+
+def test_assignments_are_read_as_toml_or_bare() -> None:
+    assert read_assignments(["a.b=1", "a.c=.5", 'a.d="x"', "a.e=true", "a.f=30s", "a.g=[1, 2]", "a.h="]) == {
+        "a.b": 1, "a.c": 0.5, "a.d": "x", "a.e": True, "a.f": "30s", "a.g": [1, 2], "a.h": "",
+    }  # fmt: skip
 
 
 def test_flags_go_before_the_file(simulate: Run, tmp_path: Path) -> None:
