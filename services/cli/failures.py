@@ -35,6 +35,7 @@ _CODES: Final = {
     "services.rpc.errors.KeysError": Exit.SETTINGS,
     "services.wan.types.AddressUnusable": Exit.SETTINGS,
     "services.parameter_server.types.ParametersUnavailable": Exit.BACKEND_UNAVAILABLE,
+    "federated.rounds.store.StoreUnavailable": Exit.BACKEND_UNAVAILABLE,
     "featurestore.online.StoreError": Exit.BACKEND_UNAVAILABLE,
     "featurestore.feature.SchemaError": Exit.SETTINGS,
 }

@@ -19,11 +19,13 @@ from federated.rounds import Desk, JobUnknown, RecordRefused, Slot, Store, Store
 from federated.strategies import StateRefused
 from federated.sums import Contribution, ContributionRefused, Sum, SumMismatch, add_all
 from services.federation.batches import load_batch
+from services.federation.figures import Figures, keep_figures
 from services.federation.hosted import HostedJob
 from services.federation.versions import VersionGone, load_state, publish
 
 CHUNK_BYTES: Final = 64 * 2**20
 """Decoded vectors held at once while a group is summed."""
+_COUNT_BYTES: Final = 8  # before a partial sum: the bytes of the bodies in it
 _IDLE_S: Final = (0.01, 0.25)
 
 log = logging.getLogger(__name__)
@@ -108,24 +110,28 @@ class Aggregator:
         return True
 
     def _sum(self, task: Task) -> None:
-        total = self._job.empty_sum()
+        total, received = self._job.empty_sum(), 0
         if self._job.strategy.needs == "sum":
             for chunk in self._chunks(self._desk.slots(task)):
-                self._add(total, chunk)
+                received += self._add(total, chunk)
                 if not self._desk.renew(task, self._clock()):
                     raise LeaseLost(
                         f"group {task.number} of iteration {task.iteration} went to another server"
                     )
         keys = self._job.keys
-        self._store.put_blob(keys.partial(task.iteration, task.number, task.attempt), total.to_bytes())
+        body = received.to_bytes(_COUNT_BYTES, "little") + total.to_bytes()
+        self._store.put_blob(keys.partial(task.iteration, task.number, task.attempt), body)
         self.done.groups += self._desk.deliver(task, self._clock())
 
-    def _add(self, total: Sum, slots: Sequence[Slot]) -> None:
+    def _add(self, total: Sum, slots: Sequence[Slot]) -> int:
+        """Add what ``slots`` name; gives the bytes of their bodies."""
         contributions: list[Contribution] = []
+        received = 0
         for slot in slots:
             body = self._store.get_blob(self._job.keys.body(slot.started, slot.client, slot.digest))
             if body is not None:
                 contributions.append(self._job.contribution_of(slot, body))
+                received += len(body)
                 continue
             batch = load_batch(self._store, self._job, slot.started, slot.digest)
             if batch is None:
@@ -133,7 +139,9 @@ class Aggregator:
             # Its members stand in consecutive slots, perhaps of two groups: that of the first one adds it.
             if batch.clients[0] == slot.client:
                 total.merge(batch.total)
+                received += 8 * self._job.layout.size * len(self._job.vectors)
         add_all(total, contributions)
+        return received
 
     def _merge(self, task: Task) -> None:
         job, keys = self._job, self._job.keys
@@ -143,26 +151,31 @@ class Aggregator:
         state = load_state(self._store, job, header.version, header.attempt)
         if job.strategy.needs == "updates":
             slots = self._desk.slots(replace(task, first=0, last=header.uploads))
-            state = job.strategy.apply_updates(state, self._sorted(slots))
+            contributions, received = self._sorted(slots)
+            state = job.strategy.apply_updates(state, contributions)
+            loss = sum(c.loss * c.weight for c in contributions) / sum(c.weight for c in contributions)
         else:
-            total = job.empty_sum()
+            total, received = job.empty_sum(), 0
             for number, attempt in task.partials:
                 body = self._store.get_blob(keys.partial(task.iteration, number, attempt))
                 if body is None:
                     raise RecordRefused(f"partial sum {number} of iteration {task.iteration} is missing")
-                total.merge(Sum.from_bytes(body, job.layout.size, job.bounds, job.vectors))
-            state = job.strategy.apply(state, total)
+                received += int.from_bytes(body[:_COUNT_BYTES], "little")
+                total.merge(Sum.from_bytes(body[_COUNT_BYTES:], job.layout.size, job.bounds, job.vectors))
+            state, loss = job.strategy.apply(state, total), total.mean_scalar("loss")
         publish(self._store, job, header.version + 1, task.attempt, state, header.attempt)
+        keep_figures(self._store, keys, task.iteration, Figures(received, loss))
         self.done.merges += self._desk.deliver(task, self._clock())
 
-    def _sorted(self, slots: Sequence[Slot]) -> list[Contribution]:
-        found = []
+    def _sorted(self, slots: Sequence[Slot]) -> tuple[list[Contribution], int]:
+        found, received = [], 0
         for slot in sorted(slots, key=lambda slot: slot.client):
             body = self._store.get_blob(self._job.keys.body(slot.started, slot.client, slot.digest))
             if body is None:
                 raise RecordRefused(f"the body of slot {slot.index} in iteration {slot.iteration} is missing")
             found.append(self._job.contribution_of(slot, body))
-        return found
+            received += len(body)
+        return found, received
 
     def _chunks(self, slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
         for start in range(0, len(slots), self._chunk):

@@ -32,6 +32,7 @@ from services.api.gate import Gate
 from services.api.problems import Problem
 from services.federation.access import Access, bearer
 from services.federation.enrolment import enrol
+from services.federation.figures import Figures
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
 from services.federation.registry import JobConflict, Member
@@ -90,7 +91,7 @@ class Jobs(Protocol):
 
     async def states(self) -> list[dict[str, Any]]: ...
 
-    async def log(self, name: str) -> list[Closed]: ...
+    async def log(self, name: str) -> list[tuple[Closed, Figures | None]]: ...
 
     async def change(self, name: str, what: Literal["stop", "resume"]) -> dict[str, Any]: ...
 
@@ -234,9 +235,13 @@ class OperatorRoutes:
         return json_response({"job": job.job.name, "created": created}, 201 if created else 200)
 
     async def rounds(self, request: Request) -> Response:
-        """How each iteration ended."""
+        """How each iteration ended, and what came of the valid ones."""
         ended = await self._jobs.log(request.path_params["job"])
-        return json_response({"rounds": [{**asdict(closed), "why": closed.why.value} for closed in ended]})
+        rows = [
+            {**asdict(closed), "why": closed.why.value, **({} if figures is None else asdict(figures))}
+            for closed, figures in ended
+        ]
+        return json_response({"rounds": rows})
 
     async def token(self, request: Request) -> Response:
         """A token for ``?client=ID`` or ``?edge=NAME``, for ``?valid=SECONDS`` (0 or nothing: for ever)."""

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from federated.job import FederatedJob
 from federated.rounds import Closed, Header, JobUnknown, Store, StoreUnavailable
+from services.federation.figures import Figures, read_figures
 from services.federation.host import Host
 from services.federation.metrics import FederationMetrics
 from services.federation.registry import Member, Registry
@@ -94,10 +95,17 @@ class Node:
         """All jobs and where they stand."""
         return await self._run(self._states)
 
-    async def log(self, name: str) -> list[Closed]:
-        """How each iteration of a job ended."""
+    async def log(self, name: str) -> list[tuple[Closed, Figures | None]]:
+        """How each iteration of a job ended, and what came of it."""
         host = await self.host(name)
-        return await self._run(lambda: list(host.desk.log()))
+        return await self._run(self._log, host)
+
+    def _log(self, host: Host) -> list[tuple[Closed, Figures | None]]:
+        ended = list(host.desk.log())
+        figures = read_figures(
+            self._store, host.job.keys, [closed.iteration for closed in ended if closed.valid]
+        )
+        return [(closed, figures.get(closed.iteration)) for closed in ended]
 
     async def change(self, name: str, what: Literal["stop", "resume"]) -> dict[str, Any]:
         """Stop or resume a job; gives where it stands."""

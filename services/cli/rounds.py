@@ -1,0 +1,387 @@
+"""``headwater fl serve``, ``join``, ``list``, ``log``, ``token``, ``stop``, ``resume``: rounds with real devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from services.cli.context import Options
+from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
+
+if TYPE_CHECKING:
+    from federated.data import Federation
+    from federated.job import FederatedJob
+    from services.cli.client import Api
+    from services.settings.model import Settings
+
+URL_VARIABLE: Final = "HEADWATER_FL_URL"
+KEY_VARIABLE: Final = "HEADWATER_FL_KEY"
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help=f"A server or the scheduler ({URL_VARIABLE}). Left out: where the settings say."
+    ),
+]
+Key = Annotated[str | None, typer.Option(metavar="KEY", help=f"An operator's key ({KEY_VARIABLE}).")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+_ROLES: Final = ("server", "scheduler", "edge")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("serve")(serve)
+    app.command("join")(join)
+    app.command("list")(list_)
+    app.command("log")(log)
+    app.command("token")(token)
+    app.command("stop")(stop)
+    app.command("resume")(resume)
+
+
+def serve(
+    context: typer.Context,
+    job: Annotated[
+        Path | None, typer.Option("--job", metavar="FILE", help="Begin the job of this file (TOML), too.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="server, scheduler or edge.")] = "server",
+    name: Annotated[
+        str | None, typer.Option(help="Of this process: one that is started again takes its place.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65_535)] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="STORE", help="sqlite:FOLDER or redis://HOST:PORT/DB; all share it.")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Devices need a token of the job.")] = False,
+    certificate: Annotated[Path | None, typer.Option(help="TLS: this server's certificate (PEM).")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="TLS: its key (PEM).")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="TLS: devices need a certificate of this authority.")
+    ] = None,
+    parent: Annotated[str | None, typer.Option(metavar="URL", help="An edge's parent.")] = None,
+    parent_ca: Annotated[Path | None, typer.Option(help="Authority of the parent's certificate.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with an edge's token.")] = None,
+    edge_job: Annotated[str | None, typer.Option("--edge-job", help="An edge's job.")] = None,
+) -> None:
+    """Run a server, a scheduler or an edge of federated learning until it is told to stop.
+
+    Any number of servers may share a store; any device may talk to any of them, and any may die. A scheduler serves
+    operators alone. An edge serves the devices of its region and hands their sums to its parent. The settings below
+    [federation] say the rest.
+    """
+    from services.processes import leave, limit_threads, run_service
+    from services.settings.model import Settings
+
+    limit_threads(os.environ)  # before NumPy is loaded
+    options: Options = context.obj
+    settings = options.settings()
+    if role not in _ROLES:
+        raise CommandFailed(Exit.USAGE, f"{role!r} is none of {', '.join(_ROLES)}")
+    listen_host, _, listen_port = settings.federation.listen.rpartition(":")
+    given: dict[str, Any] = {
+        "role": role, "store": store, "tokens": tokens or None, "certificate": certificate,
+        "certificate_key": certificate_key, "client_ca": client_ca, "parent": parent, "parent_ca": parent_ca,
+        "token_file": token_file, "job": edge_job,
+        "listen": f"{host or listen_host}:{listen_port if port is None else port}",
+    }  # fmt: skip
+    told = settings.federation.model_dump() | {
+        key: value for key, value in given.items() if value is not None
+    }
+    settings = Settings.model_validate({**settings.model_dump(), "federation": told})
+    if job is not None:
+        _begin(settings, job)
+    run_service("federation", settings, name or f"federation-{role}-{os.getpid()}")
+    leave()
+
+
+def join(
+    context: typer.Context,
+    urls: Annotated[
+        list[str], typer.Argument(metavar="URL...", help="Servers; the next one when one fails.")
+    ],
+    client: Annotated[str, typer.Option(help="This device's id; a number picks its share of a data set.")],
+    job: Annotated[str | None, typer.Option(help="The job. Left out: the only one.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A data set's name, .npz or .csv. Left out: what the job's file says."),
+    ] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for what is kept between rounds.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with this device's token.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Authority of the servers' certificates (PEM).")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="This device's certificate (PEM).")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="End after so many accepted updates.")] = None,
+    budget_seconds: Annotated[float, typer.Option(help="End after so long.")] = float("inf"),
+    budget_bytes: Annotated[
+        float, typer.Option(help="End before more than this is sent and received.")
+    ] = float("inf"),
+    torch: Annotated[bool, typer.Option("--torch", help="Train with torch instead of NumPy.")] = False,
+) -> None:
+    """Take part in a federated job as one device: download, train here, upload, until the job is over.
+
+    The data stay here. On a device that has Python and NumPy alone, `python -m federated.client` does the same.
+    """
+    import random
+
+    from federated.client import Budget, Device, summary
+    from federated.client_folder import DeviceFolder
+    from federated.client_http import Clock, HttpTransport
+    from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of
+    from services.cli.output import note, print_json, waiting
+
+    options: Options = context.obj
+    secret = token_file.read_text(encoding="ascii").strip() if token_file else ""
+    clock = Clock()
+    began = clock.now()
+    with HttpTransport(
+        urls, secret, ca=_text(ca), certificate=_text(certificate), key=_text(certificate_key)
+    ) as transport:
+        try:
+            found = fetch_job(transport, job or _only_job(urls[0]), clock, min(budget_seconds, 30.0))
+        except JobUnreachable as error:
+            raise CommandFailed(
+                Exit.NOT_RUNNING, str(error), "`headwater fl serve` starts a server."
+            ) from error
+        trainer = _trainer(found, client, data, torch)
+        folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")
+        budget = Budget(rounds, budget_seconds, budget_bytes)
+        device = Device(
+            client,
+            terms_of(found),
+            trainer,
+            DeviceFolder(folder),
+            began,
+            random.SystemRandom().random,
+            budget=budget,
+        )
+        with waiting() as tell:
+            done = run_device(device, transport, clock, began + budget_seconds, tell)
+    came = summary(device, done)
+    if options.json:
+        print_json(came)
+    else:
+        note(
+            f"{done.why}: "
+            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in came.items() if key != "ended")
+        )
+    if done.why == "refused":
+        raise CommandFailed(Exit.REFUSED, done.detail)
+
+
+def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
+    """Show the jobs, where they stand, and the servers that live."""
+    from services.cli.output import print_json, print_table
+
+    api = _api(context.obj.settings(), url, key)
+    jobs = _rows(api.get("fl", "jobs"), "jobs")
+    servers = _rows(api.get("fl", "servers"), "servers")
+    if context.obj.json:
+        print_json({"jobs": jobs, "servers": servers})
+        return
+    print_table(
+        ("job", "phase", "iteration", "valid", "invalid", "version", "starts", "uploads", "strategy", "parameters"),
+        [
+            (
+                row["job"], row["phase"], f"{row['iteration']}/{row['iterations']}", row["valid"], row["invalid"],
+                row["version"], f"{row['starts']}/{row['starts_needed']}", f"{row['uploads']}/{row['uploads_needed']}",
+                row["strategy"], row["parameters"],
+            )
+            for row in jobs
+        ],
+    )  # fmt: skip
+    print()
+    print_table(
+        ("server", "role", "address", "process"),
+        [(row["name"], row["role"], row["address"], row["pid"]) for row in servers],
+    )
+
+
+def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) -> None:
+    """Show how each iteration of a job ended."""
+    from services.cli.output import print_json, print_table
+
+    reply = _api(context.obj.settings(), url, key).get("fl", "jobs", job, "rounds")
+    rows = _rows(reply, "rounds")
+    if context.obj.json:
+        print_json({"rounds": rows})
+        return
+    print_table(
+        ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss"),
+        [
+            (
+                row["iteration"], "yes" if row["valid"] else "no", row["why"], row["starts"], row["uploads"],
+                f"{row['closed_at'] - row['opened_at']:.2f}", row.get("upload_bytes"),
+                None if row.get("loss") is None else f"{row['loss']:.4f}",
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def token(
+    context: typer.Context,
+    job: JobName,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The device's id, or the edge's name.")],
+    edge: Annotated[bool, typer.Option("--edge", help="For an edge server.")] = False,
+    valid: Annotated[str, typer.Option(help="How long it is valid, such as 30d. 0s: for ever.")] = "0s",
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Print a token for a device or an edge. It is shown once and kept nowhere."""
+    from services.cli.output import print_json
+    from services.settings.units import parse_duration
+
+    try:
+        seconds = parse_duration(valid)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, str(error)) from error
+    assert isinstance(seconds, (int, float))
+    role = "edge" if edge else "client"
+    path = f"/v1/fl/jobs/{quote(job, safe='')}/tokens?{role}={quote(id_, safe='')}&valid={int(seconds)}"
+    reply = _api(context.obj.settings(), url, key).post(path, None)
+    assert isinstance(reply, dict)
+    if context.obj.json:
+        print_json(reply)
+    else:
+        print(reply["token"])
+
+
+def stop(
+    context: typer.Context,
+    job: JobName,
+    yes: Annotated[bool, typer.Option("--yes", help="Stop without asking.")] = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Stop a job. The iteration that devices are in becomes invalid; `resume` goes on with the next."""
+    if not yes and not typer.confirm(f"Stop {job}?", err=True):
+        raise CommandFailed(Exit.DECLINED, f"{job} goes on")
+    _change(context, job, "stop", url, key)
+
+
+def resume(context: typer.Context, job: JobName, url: Url = None, key: Key = None) -> None:
+    """Let a stopped job go on with its next iteration."""
+    _change(context, job, "resume", url, key)
+
+
+def _change(context: typer.Context, job: str, what: str, url: str | None, key: str | None) -> None:
+    from services.cli.output import note, print_json
+
+    path = f"/v1/fl/jobs/{quote(job, safe='')}/{what}"
+    reply = _api(context.obj.settings(), url, key).post(path, None)
+    assert isinstance(reply, dict)
+    if context.obj.json:
+        print_json(reply)
+    else:
+        note(f"{job}: {reply['phase']}, iteration {reply['iteration']}")
+
+
+def _begin(settings: Settings, file: Path) -> None:
+    from contextlib import closing
+
+    from federated.job import JobRefused, load_job
+    from services.cli.output import note
+    from services.federation.registry import JobConflict, Registry
+    from services.federation.stores import open_round_store
+
+    try:
+        job = with_shape(load_job(file))
+        with closing(open_round_store(settings)) as store:
+            _, created = Registry(store).create(job)
+    except (JobRefused, JobConflict) as error:
+        raise CommandFailed(
+            Exit.BAD_INPUT, str(error), "Mend the job's file, or name the job differently."
+        ) from error
+    note(f"job {job.job.name}: {'begins' if created else 'is there already and goes on'}")
+
+
+def with_shape(job: FederatedJob) -> FederatedJob:
+    """``job`` with the size of its data's rows, which servers must know and do not see. Raises DatasetError."""
+    if job.data.features is not None and job.data.classes is not None:
+        return job
+    federation = _federation(job, job.data.name)
+    data = replace(job.data, features=federation.features, classes=federation.classes)
+    return replace(job, data=data)
+
+
+def _federation(job: FederatedJob, name: str) -> Federation:
+    from services.cli.output import note
+    from services.datasets.download import user_cache
+    from services.datasets.federations import open_federation
+
+    more: dict[str, Any] = {} if job.data.context is None else {"context": job.data.context}
+    if job.data.view is not None:
+        more["view"] = job.data.view
+    federation, notes = open_federation(
+        name,
+        user_cache(os.environ),
+        clients=job.data.clients,
+        seed=job.job.seed,
+        partition=job.data.partition,
+        **more,
+    )
+    for text in notes:
+        note(text)
+    return federation
+
+
+def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool) -> Any:
+    import numpy as np
+
+    from federated.client_run import load_rows, numpy_trainer
+
+    if data is not None and data.endswith((".npz", ".csv")):
+        try:
+            inputs, labels = load_rows(Path(data))
+        except (OSError, ValueError) as error:
+            raise CommandFailed(Exit.BAD_INPUT, str(error)) from error
+    else:
+        federation = _federation(job, data or job.data.name)
+        if not client.isdecimal() or int(client) >= federation.clients:
+            raise CommandFailed(
+                Exit.USAGE, f"--client must be a number below {federation.clients} to pick a share of data"
+            )
+        padded = federation.rows(np.array([int(client)]))
+        count = int(padded.counts[0])
+        inputs, labels = padded.inputs[0, :count], padded.labels[0, :count]
+    if torch:
+        from federated.torch_client import torch_twin
+
+        return torch_twin(job, client, inputs, labels)
+    return numpy_trainer(job, client, inputs, labels)
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else str(file)
+
+
+def _only_job(url: str) -> str:
+    from services.cli.client import Api
+
+    rows = _rows(Api(url, os.environ.get(KEY_VARIABLE)).get("fl", "jobs"), "jobs")
+    if len(rows) != 1:
+        raise CommandFailed(Exit.USAGE, f"there are {len(rows)} jobs", "Name one with --job.")
+    return str(rows[0]["job"])
+
+
+def _api(settings: Settings, url: str | None, key: str | None) -> Api:
+    from services.cli.client import Api
+
+    scheme = "https" if settings.federation.certificate else "http"
+    default = f"{scheme}://{settings.federation.listen}"
+    return Api(url or os.environ.get(URL_VARIABLE) or default, key or os.environ.get(KEY_VARIABLE))
+
+
+def _rows(reply: object, name: str) -> list[dict[str, Any]]:
+    rows = reply.get(name) if isinstance(reply, dict) else None
+    if not isinstance(rows, list):
+        raise CommandFailed(
+            Exit.NOT_RUNNING, "the answer is not one of a federation server", "Check the address."
+        )
+    return rows
