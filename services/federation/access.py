@@ -51,7 +51,7 @@ class Access:
         """Raises Problem unless the request may speak for ``client``."""
         found = self._token(request, job)
         if found is not None and found.role == "edge":
-            if self._tokens:
+            if self._tokens and client != found.id:  # an edge fetches models under its own name
                 own = self._read(job, request.headers.get(HANDED_ON, ""))
                 self._require(own.role == "client" and own.id == client)
             return
@@ -83,4 +83,20 @@ class Access:
     @staticmethod
     def _require(holds: bool) -> None:
         if not holds:
+            raise Problem("wrong_client")
+
+
+class RegionAccess:
+    """An edge's rule: its parent decides who is admitted, and a ticket that the edge has seen is needed for the rest.
+    With client certificates, one of that name, too."""
+
+    def __init__(self, certificates: bool) -> None:
+        self._certificates = certificates
+
+    def admit(self, scope: Scope) -> None:
+        """The gate's rule: there are routes for devices alone."""
+
+    def client(self, request: Request, job: HostedJob, client: str) -> None:
+        """Raises Problem unless the request may speak for ``client``."""
+        if self._certificates and request.scope.get(PEER) != client:
             raise Problem("wrong_client")

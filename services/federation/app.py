@@ -98,6 +98,14 @@ class Jobs(Protocol):
     async def members(self) -> list[Member]: ...
 
 
+class ClientAccess(Protocol):
+    """Who may speak for a client, and (at the gate) who may ask at all. Both raise Problem."""
+
+    def admit(self, scope: Scope) -> None: ...
+
+    def client(self, request: Request, job: HostedJob, client: str) -> None: ...
+
+
 class DeviceRoutes:
     """Routes for devices. ``host`` finds who serves a job; ``clock`` is the time of replies; a body has at most
     ``max_body`` bytes and ``body_s`` seconds."""
@@ -105,7 +113,7 @@ class DeviceRoutes:
     def __init__(
         self,
         host: Callable[[str], Any],
-        access: Access,
+        access: ClientAccess,
         clock: Callable[[], float],
         max_body: int,
         body_s: float,
@@ -298,7 +306,7 @@ class HealthRoutes:
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def assemble(routes: list[Route], access: Access, metrics: FederationMetrics) -> ASGIApp:
+def assemble(routes: list[Route], access: ClientAccess, metrics: FederationMetrics) -> ASGIApp:
     """``routes`` with problems answered as such, behind the gate."""
     app = Starlette(
         routes=routes,

@@ -17,11 +17,12 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.settings.model import FederationSettings
 
 PEER: Final = "headwater.peer"
 KEEP_ALIVE_S: Final = 30
@@ -88,22 +89,15 @@ def bounded_protocol(max_connections: int, header_s: float) -> type[HttpToolsPro
     return Bounded
 
 
-async def serve(
-    app: Callable[..., Any],
-    listener: socket.socket,
-    stop: threading.Event,
-    *,
-    max_connections: int,
-    header_s: float,
-    certificate: Path | None = None,
-    certificate_key: Path | None = None,
-    client_ca: Path | None = None,
+async def serve_app(
+    federation: FederationSettings, app: Callable[..., Any], listener: socket.socket, stop: threading.Event
 ) -> None:
-    """Serve ``app`` on ``listener`` until ``stop`` is set."""
+    """Serve ``app`` on ``listener`` by the settings' bounds and certificates until ``stop`` is set."""
+    client_ca = federation.client_ca
     server = _Server(
         uvicorn.Config(
             app,
-            http=bounded_protocol(max_connections, header_s),
+            http=bounded_protocol(federation.max_connections, federation.header_timeout),
             loop="uvloop",
             lifespan="off",
             access_log=False,
@@ -112,8 +106,8 @@ async def serve(
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             backlog=BACKLOG,
-            ssl_certfile=certificate,
-            ssl_keyfile=certificate_key,
+            ssl_certfile=federation.certificate,
+            ssl_keyfile=federation.certificate_key,
             ssl_ca_certs=None if client_ca is None else str(client_ca),
             ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
         )

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp
 from services.api.auth import Keys
 from services.federation.access import Access
 from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
-from services.federation.listening import BACKLOG, serve
+from services.federation.edge_main import run_edge
+from services.federation.listening import BACKLOG, serve_app
 from services.federation.metrics import FederationMetrics
 from services.federation.node import Node
 from services.federation.registry import Member
@@ -46,6 +47,9 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         address = federation.advertise or f"{scheme}://{Address(host, port)}"
         store = open_round_store(settings)
         stack.callback(store.close)
+        if federation.role == "edge":
+            run_edge(federation, store, listener, address, stop)
+            return
         metrics = FederationMetrics()
         access = _access(federation)
         member = Member(
@@ -64,7 +68,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         app = _app(federation, node, access, metrics)
         log.info("%s at %s", federation.role, address)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(federation, app, listener, stop))
+            runner.run(serve_app(federation, app, listener, stop))
 
 
 def _app(federation: FederationSettings, node: Node, access: Access, metrics: FederationMetrics) -> ASGIApp:
@@ -81,21 +85,6 @@ def _app(federation: FederationSettings, node: Node, access: Access, metrics: Fe
 def _access(federation: FederationSettings) -> Access:
     keys = Keys(key.get_secret_value() for key in federation.keys)
     return Access(keys, federation.tokens, federation.client_ca is not None, time.time)
-
-
-async def _serve(
-    federation: FederationSettings, app: ASGIApp, listener: socket.socket, stop: threading.Event
-) -> None:
-    await serve(
-        app,
-        listener,
-        stop,
-        max_connections=federation.max_connections,
-        header_s=federation.header_timeout,
-        certificate=federation.certificate,
-        certificate_key=federation.certificate_key,
-        client_ca=federation.client_ca,
-    )
 
 
 def _listen(address: Address) -> socket.socket:

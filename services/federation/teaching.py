@@ -85,7 +85,8 @@ class FederatedWriter:
                 return self._last, sent_ns / 1e6, self._now_ns() / 1e6
             if any(reply.applied > self._last for reply in replies.values()):
                 break
-            self._before = {shard: reply.applied for shard, reply in replies.items()}
+            # Who has it already answers ``duplicate``, whatever it is said to follow; a push follows an older one.
+            self._before = {shard: min(of.applied, self._last - 1) for shard, of in replies.items()}
         self._look()
         raise ParameterError(f"slot {self.source.partition} of the federated updates is another writer's")
 

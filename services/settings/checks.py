@@ -144,6 +144,11 @@ def _check_federation(federation: FederationSettings) -> Iterator[SettingProblem
     if federation.role == "edge" and not federation.parent.startswith(("http://", "https://")):
         reason = "an edge needs the address of its parent"
         yield SettingProblem("federation.parent", federation.parent, "", reason, allowed="https://HOST:PORT")
+    if federation.role == "edge" and federation.token_file is None:
+        reason, step = "an edge needs its token", "make one with `headwater fl token JOB NAME --edge`"
+        yield SettingProblem("federation.token_file", "", "", reason, step, "a file")
+    if federation.role == "edge" and not federation.job:
+        yield SettingProblem("federation.job", "", "", "an edge serves one job", allowed="a job's name")
     try:
         open_to_others = not parse_address(federation.listen).loopback
     except ValueError:

@@ -289,7 +289,7 @@ class FederationSettings(Section):
     token_file: Path | None = None
     """An edge's token (``headwater fl token JOB EDGE --edge``)."""
     job: str = ""
-    """An edge's job. Empty: the only one of its parent."""
+    """An edge's job."""
     edge_wait: Duration = 1.0
     """How long an edge gathers uploads before it hands their sum on, unless all whom it admitted have sent theirs."""
 
