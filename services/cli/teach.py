@@ -17,17 +17,19 @@ from services.cli.failures import CommandFailed
 from services.cli.recommend import Key, Url
 
 if TYPE_CHECKING:
+    from federated.recommendation import LeaveOneOut, Liked, Ranking
     from services.catalogue import Catalogue
     from services.cli.client import Api
     from services.datasets.dataset import Dataset
     from services.federation.arrival import Arrival, Shown, Watched
-    from services.federation.teaching import FederatedWriter
+    from services.federation.teaching import FederatedWriter, RowNumbers, Taught, Teacher
     from services.settings.model import Settings
 
 _START = (
     "`headwater up` starts a stack and `headwater import ml-100k` gives it films; or name it with --config."
 )
 _LIST = 10
+_NEGATIVES = 99
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +61,9 @@ def recommend(
     has no zero rows: here no server sees one, since devices and summing are one process; real devices need secure
     aggregation for that.
 
+    Each device holds back the last item that it liked: before and after all rounds HR@10 and NDCG@10 say how well the
+    served item vectors find it among 99 that the device never saw.
+
     Measured from the moment the push is sent: `parameters`, every shard of the region has it; `list`, the items most
     like the one that most devices like are served otherwise than before. A region that does not get it in time is a
     failed check (exit code 13).
@@ -82,7 +87,8 @@ def recommend(
     with _opened(settings, api) as (client, writer, regions_of_keys):
         catalogue = _catalogue(settings)
         items = np.flatnonzero(catalogue.available(_now_ms())).astype(np.int64)
-        liked = _likes(data, settings, catalogue, items)
+        split, known = _likes(data, settings, catalogue, items)
+        liked = split.training
         if not liked.counts.any():
             what = f"no item that a user of {dataset} likes is among the stack's {len(items):,}"
             raise CommandFailed(Exit.BAD_INPUT, what, _START)
@@ -95,6 +101,7 @@ def recommend(
         note(
             f"{int((liked.counts > 0).sum()):,} simulated devices, {len(items):,} items, {len(regions)} regions"
         )
+        judged = _judged(teacher, split, known, seed)
         watched = catalogue.ids[int(items[_most_liked(liked)])]
         first = lists_before(regions, watched)
         rows: list[dict[str, Any]] = []
@@ -109,13 +116,18 @@ def recommend(
             rows.append(_row(number, len(devices), total.mean_scalar("loss"), taught, arrivals, alone))
             if not options.json:
                 note(_line(rows[-1]))
+        rankings = judged, _judged(teacher, split, known, seed)
     changed = [_change(name, first[name], last[name]) for name in first]
     if options.json:
         print_json({"dataset": data.name, "source": data.source, "simulated": True, "item": watched, "rounds": rows,
-                    "lists": changed})  # fmt: skip
+                    "lists": changed, "held_out": [_plain(ranking) for ranking in rankings]})  # fmt: skip
     else:
         print_table(*_table(rows))
-        print(f"\nms since the push was sent. Items most like {watched}, before and after:")
+        for when, ranking in zip(("before", "after"), rankings, strict=True):
+            if ranking is not None:
+                found = f"HR@10 {ranking.hit_rate:.4f}, NDCG@10 {ranking.ndcg:.4f}"
+                print(f"\nheld-out items of {ranking.devices:,} devices {when}: {found}", end="")
+        print(f"\n\nms since the push was sent. Items most like {watched}, before and after:")
         columns = ("", *(f"{one['region']} {when}" for one in changed for when in ("before", "after")))
         listed = [[item for item, _ in one[when]] for one in changed for when in ("before", "after")]
         print_table(
@@ -162,22 +174,41 @@ def _catalogue(settings: Settings) -> Catalogue:
     return catalogue
 
 
-def _likes(data: Dataset, settings: Settings, catalogue: Catalogue, items: Any) -> Any:
-    """What each user of ``data`` likes among the stack's ``items``, numbered as those are."""
+def _likes(
+    data: Dataset, settings: Settings, catalogue: Catalogue, items: RowNumbers
+) -> tuple[LeaveOneOut, Liked]:
+    """What each user of ``data`` likes among the stack's ``items``, numbered as those are, with the last one held
+    back; and all that each has had to do with."""
     import numpy as np
 
-    from federated.recommendation import by_device
+    from federated.recommendation import by_device, leave_last_out
 
     seen = data.interactions
     place = np.full(len(catalogue) + 1, -1, np.int64)
     place[items] = np.arange(len(items))
     number = place[catalogue.rows(list(data.items.ids))]  # -1, an unknown one, is the last: no place
     labels = settings.processor
-    kept = seen.liked(labels.positive_actions, labels.rating_threshold) & (number[seen.item] >= 0)
-    return by_device(seen.user[kept].astype(np.int64), number[seen.item[kept]], len(data.users), len(items))
+    owners, named, times = seen.user.astype(np.int64), number[seen.item], seen.timestamp_ms
+    there = named >= 0
+    kept = seen.liked(labels.positive_actions, labels.rating_threshold) & there
+    split = leave_last_out(owners[kept], named[kept], times[kept], len(data.users), len(items))
+    return split, by_device(owners[there], named[there], len(data.users), len(items))
 
 
-def _most_liked(liked: Any) -> int:
+def _judged(teacher: Teacher, split: LeaveOneOut, known: Liked, seed: int) -> Ranking | None:
+    """How well the served vectors find what devices hold back, among 99 items that they never saw; None where the
+    catalogue is too small for that."""
+    import numpy as np
+
+    from federated.recommendation import draw_negatives, evaluate
+
+    if known.catalogue - int(known.counts.max(initial=0)) < _NEGATIVES or not (split.held_out >= 0).any():
+        return None
+    negatives = draw_negatives(known, _NEGATIVES, np.random.default_rng(seed))
+    return evaluate(teacher.objective, teacher.vectors()[0], split, negatives)
+
+
+def _most_liked(liked: Liked) -> int:
     import numpy as np
 
     return int(np.bincount(liked.items, minlength=liked.catalogue).argmax())
@@ -248,7 +279,7 @@ def _similar(api: Api, item: str) -> Shown:
 
 
 def _row(
-    number: int, devices: int, loss: float, taught: Any, arrivals: dict[str, Arrival], alone: bool
+    number: int, devices: int, loss: float, taught: Taught, arrivals: dict[str, Arrival], alone: bool
 ) -> dict[str, Any]:
     after = {name: one.after_ms for name, one in arrivals.items()}
     applied_ms = taught.applied_at_ms - taught.sent_at_ms
@@ -258,7 +289,14 @@ def _row(
         "loss": loss,
         "applied_ms": applied_ms,
         "after_ms": after,
+        "alone": alone,
     }
+
+
+def _plain(ranking: Ranking | None) -> dict[str, float] | None:
+    if ranking is None:
+        return None
+    return {"hit_rate": ranking.hit_rate, "ndcg": ranking.ndcg, "devices": ranking.devices}
 
 
 def _ms(value: float | None) -> str:
