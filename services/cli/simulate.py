@@ -23,7 +23,7 @@ PICTURE: Final = "simulation.png"
 FIGURES: Final = "simulation.json"
 JOB: Final = "job.toml"
 WEIGHTS: Final = "model.npz"
-SHOWN: Final = 20
+SHOWN: Final = 15
 """Rows of the live table."""
 
 
@@ -92,12 +92,16 @@ def simulate(
     The same seed gives the same bits. With --out, a run that was interrupted goes on with --resume. The job's file
     that is written runs on real servers, too (`headwater fl serve`).
     """
+    import os
     import tempfile
 
     from services.cli.output import note, print_json, print_table
-    from services.simulation.report import COLUMNS, cells, summary
+    from services.processes import limit_threads
+    from services.simulation.report import COLUMNS, LEGEND, cells, summary
 
     options: Options = context.obj
+    # Before NumPy loads: the engine's threads take whole chunks, a product needs no threads of its own.
+    limit_threads(os.environ)
     if resume and out is None:
         raise CommandFailed(Exit.USAGE, "--resume needs the folder", "Add --out FOLDER.")
     if alpha is not None:
@@ -144,7 +148,8 @@ def simulate(
             rows = built.simulation.rows
             if not rows:
                 return
-            print_table(COLUMNS, [cells(rows[-1])], title="after the last iteration")
+            print_table(COLUMNS, [cells(row) for row in rows[-SHOWN:]])
+            print(LEGEND)
             for line in summary(rows, found["final"]):
                 print(line)
 

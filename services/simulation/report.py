@@ -9,11 +9,16 @@ from typing import Any, Final
 from federated.simulator.simulation import Row
 
 NOT_PRIVATE: Final = "simulated, not private: all clients' data were in this one process"
-COLUMNS: Final = (
-    "iteration", "version", "valid", "starts", "uploads", "loss", "test accuracy", "clients' mean", "worst decile",
-    "up", "down", "virtual time",
+COLUMNS: Final = ("#", "valid", "counted", "loss", "test", "clients", "worst", "up", "down", "time")
+"""Short, so that the table fits 80 columns; ``line`` says them in full."""
+_IN_FULL: Final = (
+    "iteration", "valid", "counted", "loss", "test accuracy", "clients' mean", "worst tenth", "up", "down",
+    "virtual time",
 )  # fmt: skip
-Totals = Mapping[str, Any]
+LEGEND: Final = (
+    "counted: uploads of starts; test, clients, worst: accuracy on test rows, on the clients' own held-out rows and "
+    "of their worst tenth; time: virtual"
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -21,10 +26,8 @@ def cells(row: Row) -> tuple[str, ...]:
     metrics = row.metrics or {}
     return (
         str(row.iteration),
-        str(row.version),
         "yes" if row.valid else row.why.replace("_", " "),
-        str(row.starts),
-        str(row.uploads),
+        f"{row.uploads}/{row.starts}",
         "" if row.loss is None else f"{row.loss:.4f}",
         *(share(metrics.get(name)) for name in ("accuracy", "clients_mean", "clients_worst_decile")),
         size(row.bytes_up),
@@ -35,7 +38,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def line(row: Row) -> str:
     """A row as one line."""
-    named = zip(COLUMNS[1:], cells(row)[1:], strict=True)
+    named = zip(_IN_FULL[1:], cells(row)[1:], strict=True)
     return f"iteration {row.iteration}: " + ", ".join(f"{name} {cell}" for name, cell in named if cell)
 
 
@@ -102,7 +105,7 @@ def summary(rows: Sequence[Row], final: Mapping[str, Any]) -> list[str]:
 
 def share(value: float | None) -> str:
     """As a percentage."""
-    return "" if value is None else f"{100.0 * value:.1f} %"
+    return "" if value is None else f"{100.0 * value:.1f}%"
 
 
 def size(count: int) -> str:

@@ -15,6 +15,7 @@ import pytest
 from federated.job import load_job
 from services.cli.app import main
 from services.cli.exits import Exit
+from services.processes import limit_threads
 from services.simulation.settings import read_assignments
 
 Run = Callable[..., tuple[int, str, str]]
@@ -26,6 +27,10 @@ def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("HEADWATER")]:
         monkeypatch.delenv(name)
+    environ: dict[str, str] = {}
+    limit_threads(environ)
+    for name, value in environ.items():  # the command sets them for its process: put them back
+        monkeypatch.setenv(name, value)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,47 @@ def test_fedavg_needs_far_fewer_iterations_than_fedsgd(tmp_path: Path) -> None:
         )
         needed[strategy] = next(place for place, value in enumerate(found, 1) if value >= 0.9)
     assert needed["fedsgd"] > 3 * needed["fedavg"]
+
+
+MEASURED = """
+import resource, sys, tempfile
+import subprocess
+import sys
+from pathlib import Path
+from federated.job import load_job
+from federated.simulator.build import build
+from services.datasets.federations import open_federation
+clients = int(sys.argv[1])
+with tempfile.TemporaryDirectory() as folder:
+    federation, _ = open_federation("digits", Path(folder), clients=clients, seed=1)
+    job = load_job({
+        "rounds": {"start_fl_job_threshold": 100, "fl_iteration_num": 5}, "data": {"clients": clients},
+        "training": {"steps": 2, "batch_size": 10}, "strategy": {"name": "scaffold"},
+    })
+    built = build(job, federation, Path(folder))
+    trained = sum(row.trained for row in built.simulation.run())
+    assert trained == 5 * 80, trained
+    assert built.simulation.learning.states["control"].held <= trained
+    size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    built.simulation.close()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, size // 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_hundred_thousand_clients_cost_columns_of_numbers() -> None:
+    root = Path(__file__).parents[3]
+
+    def measure(clients: int) -> tuple[int, int]:
+        ended = subprocess.run(
+            [sys.executable, "-c", MEASURED, str(clients)],
+            capture_output=True, text=True, check=True, timeout=250,
+            env={"PYTHONPATH": f"{root}:{root / 'tests'}", "OPENBLAS_NUM_THREADS": "1"},
+        )  # fmt: skip
+        peak_mib, files_mib = ended.stdout.split()
+        return int(peak_mib), int(files_mib)
+
+    few, many = measure(10_000), measure(100_000)
+    assert many[0] - few[0] < 200
+    assert many[1] < 20  # the controls of those who took part, and a checkpoint
