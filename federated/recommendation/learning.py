@@ -24,10 +24,13 @@ _CHUNK_VALUES = 2**23
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """``number`` rounds of ``cohort`` devices each (all, where there are fewer), drawn by ``seed``. With ``decay`` the
-    server's rate falls linearly to zero, so that the last cohorts do not shake what was learned."""
+    server's rate falls linearly to zero, so that the last cohorts do not shake what was learned.
+
+    These defaults, and those of ``SquaredError`` and ``default_strategy``, were chosen on MovieLens-100K by each user's
+    last but one item, with the last ones unseen."""
 
     number: int = 200
-    cohort: int = 200
+    cohort: int = 100
     seed: int = 0
     decay: bool = True
 
