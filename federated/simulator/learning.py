@@ -228,9 +228,9 @@ class Learning:
             for name, rows in residuals.items():
                 self.states[name].put(clients[accepted], rows[accepted])
             if "control" in self.states:
+                # A control moves by what the server reads, so that both sides' stay the same (as ``client`` does).
                 own = self.states["control"]
-                change = trained.vectors["control"][accepted]
-                own.put(clients[accepted], own.get(clients[accepted]) + change)
+                own.put(clients[accepted], own.get(clients[accepted]) + decoded["control"][accepted])
 
         return trained.with_vectors(decoded), size, commit
 

@@ -4,8 +4,9 @@ Three things happen, in order of time: an idle client knocks (``arrivals``), a b
 falls within ``grain_s`` shares one transaction, as requests that wait at a server do. Nobody trains here: a client
 that is admitted is known to upload at a certain time, or never, and only uploads that were counted are trained later.
 
-In the update phase of synchronous rounds every knock would be told to come back; those knocks are not simulated one
-by one, time moves on to the next upload instead.
+Two things are not simulated one by one, since every answer would be "come back": knocks in the update phase of
+synchronous rounds, where time moves on to the next upload; and bodies that are ready before the start phase has
+closed, which are handed in when it does.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ class World:
         self._admitted_s = 0.0  # when a client could start last
         self._order, self._requests = 0, 0
         self._flights: list[Flight] = []
+        self._early: list[Flight] = []  # ready before the start phase closed
         self._counted: dict[
             tuple[int, int], int
         ] = {}  # (client, iteration) to version: uploads not yet learned
@@ -162,6 +164,7 @@ class World:
                 return None
             if header.phase is Phase.AGGREGATING:
                 return Ready(header, self._uploaded(), self.now_s)
+            self._release(header)
             deadline_s = self.desk.rounds.life.deadline(header)
             body_s = self._flights[0].at_s if self._flights else NEVER_S
             horizon_s = min(NEVER_S if deadline_s is None else deadline_s, body_s)
@@ -174,7 +177,8 @@ class World:
                 if self.desk.tick(self.now_s):
                     return Voided(self.now_s)
             else:
-                self._bodies(min(NEVER_S if deadline_s is None else deadline_s, body_s + self._grain_s))
+                until_s = max(body_s, self.now_s) + self._grain_s
+                self._bodies(header, until_s if deadline_s is None else min(deadline_s, until_s))
 
     def applied(self) -> None:
         """The new version of the iteration that was Ready is made."""
@@ -197,7 +201,7 @@ class World:
     @property
     def oldest_in_flight(self) -> int | None:
         """The oldest version that a client started from who trains, or whose upload waits for the next buffer."""
-        training = (flight.version for flight in self._flights)
+        training = (flight.version for flight in (*self._flights, *self._early))
         return min((*training, *self._counted.values()), default=None)
 
     # What clients do.
@@ -269,7 +273,16 @@ class World:
         self._order += 1
         heapq.heappush(self._flights, flight)
 
-    def _bodies(self, until_s: float) -> None:
+    def _release(self, header: Header) -> None:
+        """Let those who wait for the start phase's end hand in, once it has ended either way."""
+        if self._early and (
+            header.phase is not Phase.STARTING or header.iteration != self._early[0].iteration
+        ):
+            for flight in self._early:
+                heapq.heappush(self._flights, flight)
+            self._early = []
+
+    def _bodies(self, header: Header, until_s: float) -> None:
         """Bodies that arrive before or at ``until_s``, at least one."""
         landed: list[Flight] = []
         while (
@@ -277,6 +290,11 @@ class World:
         ):
             landed.append(heapq.heappop(self._flights))
         self.now_s = max(self.now_s, landed[-1].at_s)
+        if header.phase is Phase.STARTING and not self.desk.rounds.settings.takes_early_uploads:
+            self._early += [flight for flight in landed if flight.iteration == header.iteration]
+            landed = [flight for flight in landed if flight.iteration != header.iteration]
+            if not landed:
+                return
         requests = [
             UploadRequest(
                 self._name(flight.client),
@@ -344,7 +362,7 @@ class World:
             "tally": asdict(self.tally),
             "arrivals": asdict(self._arrivals.position),
         }
-        flights = sorted(self._flights)
+        flights = sorted([*self._flights, *self._early])
         counted = [[*place, version] for place, version in self._counted.items()]
         columns: dict[str, npt.NDArray[Any]] = {
             "free_at": self._free_at,
