@@ -6,7 +6,7 @@ it. ``python -m federated.client`` runs it over HTTP; it needs Python and NumPy,
 - What a device sends is trained once: a repeat after a lost reply, a crash or a change of server sends the same bytes,
   and the server counts them once.
 - A lost network costs a wait that doubles up to a minute, with jitter, and the next server is tried.
-- A budget of seconds and bytes ends the loop between two steps; an upload that would go beyond it is not begun.
+- A budget of seconds and bytes ends the loop between two steps; a step that would go beyond it is not begun.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from federated.wire import decode_model, decode_reply, digest_of, encode_start, 
 
 LONGEST_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 0.25
+_HEADS_BYTES = 768
 
 
 class Trainer(Protocol):
@@ -311,11 +312,15 @@ class Device:
         return Call("PUT", path, part, {**headers, "Upload-Offset": str(self._offset)})
 
     def _affords(self, call: Call) -> bool:
-        used = self.spent.sent + self.spent.received
+        """Whether the step fits into what is left: its body, the longest reply there may be, and both heads. A round is
+        begun only if one like the last fits."""
+        needed = len(call.body) + _HEADS_BYTES
         if self._step is _Step.START:
-            # A round is begun only if one like the last fits.
-            return used + self._round_bytes <= self._budget.bytes
-        return used + len(call.body) <= self._budget.bytes
+            needed = max(needed, self._round_bytes)
+        elif self._step is _Step.MODEL:
+            grid, size = self._terms.grid, self._trainer.layout.size
+            needed += 4 * size if grid is None else grid.most_bytes()
+        return self.spent.sent + self.spent.received + needed <= self._budget.bytes
 
     # What came back.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pydantic import SecretStr
 
 from services.processes import run_service
 from services.settings.model import Settings
@@ -23,7 +26,7 @@ class Running:
         folder = settings.data.dir / "run"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{name}.json"
-        self._file.write_text(settings.model_dump_json())
+        self._file.write_text(json.dumps(settings.model_dump(), default=_plain))
         self.output = folder / f"{name}.log"
         self._command = [
             sys.executable, "-m", "tests.support.service_process", service, name, str(self._file),
@@ -65,6 +68,11 @@ class Running:
 
     def died(self) -> bool:
         return self._process is not None and self._process.poll() is not None
+
+
+def _plain(value: object) -> str:
+    """A path or a secret as the process is to read it."""
+    return str(value.get_secret_value()) if isinstance(value, SecretStr) else str(value)
 
 
 @contextmanager
