@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks.report import Row, as_json, print_table
 
 NAMES: Final = {
+    "federated": "clients a second, rounds and bytes to an accuracy, uploads a second, federated recommendation",
     "link": "what an emulated link costs by itself, and how well it keeps its delay and its rate",
     "parameters": "rows a second of parameter servers, in process and over loopback, and an epoch of training",
     "pipeline": "events a second and freshness, from POST to visible in recommendations",
@@ -22,6 +23,7 @@ NAMES: Final = {
     "serve": "requests a second and latency of /v1/recommendations",
     "sync": "how changes are found and reach all regions: what each part is worth, other ways, many replicas",
 }
+PICTURED: Final = ("federated", "sync")
 
 
 def main() -> int:
@@ -34,9 +36,11 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="end within 60 seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="of sync: write its picture as PNG")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="of federated and sync: write the picture as PNG"
+    )
     options = parser.parse_args()
-    if options.plot is not None and options.name != "sync":
+    if options.plot is not None and options.name not in PICTURED:
         parser.error(f"{options.name} has no picture")
     run: Callable[..., list[Row]] = importlib.import_module(f"benchmarks.{options.name}").run
     more = {"plot": options.plot} if options.plot is not None else {}

@@ -2,7 +2,7 @@
 
 Up: a scheme's bodies with their frames, beside float32 and beside MindSpore's (a random 40 % mask and 8 bits, no
 feedback, no entropy coding). Down: rounded versions, sent as differences, beside the whole model in float32. The first
-download of a client is the whole model, and counts.
+download of a client is the whole model, and counts. Frames of uploads are counted, heads of HTTP are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.federated_work import digits, everyone, simulated
-from benchmarks.report import Row
+from benchmarks.report import Row, at_most
 from benchmarks.turns import Figures, faced
 
 FLOAT32: Final = "float32"
@@ -75,8 +75,10 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
             _learn(case, scheme, bits, sizes.seeds)
             for scheme, bits in (("", 0), (MINDSPORE, 0), (case.scheme, DOWN_BITS))
         )
-        who = f"{case.clients:,} clients" + ("" if case.cohort == case.clients else f", {case.cohort} a round")
-        cost = _cost(plain, ours)
+        who = f"{case.clients:,} clients" + (
+            "" if case.cohort == case.clients else f", {case.cohort} a round"
+        )
+        lost = _lost(plain, ours)
         yield faced(
             f"upload, {who}: {case.scheme}",
             "bytes",
@@ -85,7 +87,7 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
             FLOAT32,
             aim=UP_AIM if case.aims else None,
             less_is_better=True,
-            note=f"{cost:+.2f} points of accuracy",
+            note=f"{lost:.2f} points of accuracy lost",
         )
         yield faced(
             f"upload, {who}: {case.scheme}, beside MindSpore's",
@@ -94,7 +96,7 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
             theirs.up,
             MINDSPORE,
             less_is_better=True,
-            note=f"MindSpore's {_cost(plain, theirs):+.2f} points",
+            note=f"MindSpore's loses {_lost(plain, theirs):.2f} points",
         )
         yield faced(
             f"download, {who}: differences of {DOWN_BITS} bits",
@@ -108,16 +110,17 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
         yield Row(
             f"accuracy lost by compression both ways, {who}, after {case.rounds} rounds",
             "points",
-            -cost,
+            lost,
             POINTS_AIM if case.aims else None,
-            -cost <= POINTS_AIM if case.aims else None,
+            at_most(POINTS_AIM, lost) if case.aims else None,
             note=f"{ours.accuracy.median:.2f} %, uncompressed {plain.accuracy.median:.2f} % (medians); "
             f"the difference is the mean of {len(sizes.seeds)} seeds",
         )
 
 
-def _cost(plain: Learned, other: Learned) -> float:
-    return float(np.mean(np.subtract(other.accuracy.values, plain.accuracy.values)))
+def _lost(plain: Learned, other: Learned) -> float:
+    """Points of accuracy, the mean over seeds; below 0 where the other is better."""
+    return float(np.mean(np.subtract(plain.accuracy.values, other.accuracy.values)))
 
 
 def _learn(case: Case, scheme: str, bits: int, seeds: tuple[int, ...]) -> Learned:
@@ -132,7 +135,7 @@ def _run(case: Case, scheme: str, bits: int, seed: int) -> tuple[float, float, f
         "job": {"seed": seed},
         "rounds": everyone(case.cohort, case.rounds),
         "model": {"name": "perceptron", "hidden": [64]},
-        "training": {"epochs": 3, "batch_size": 20, "rate": 0.1},
+        "training": {"epochs": 5, "batch_size": 20, "rate": 0.3},
         "compression": {"upload": scheme, "download_bits": bits},
         "simulation": {"checkpoint_every": 0, "evaluate_every": case.rounds},
     }

@@ -59,7 +59,7 @@ def flower(
         log = folder / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [str(_PYTHON), str(_FOLDER / "rounds.py"), str(cores)],
+                [str(_PYTHON), "-m", "benchmarks.peers.flower.rounds", str(cores)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -96,5 +96,5 @@ def flower(
 def _environment(folder: Path) -> dict[str, str]:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    paths = {"PYTHONPATH": os.pathsep.join([str(_FOLDER), str(_FOLDER.parents[2])]), _WORK: str(folder)}
+    paths = {"PYTHONPATH": str(_FOLDER.parents[2]), _WORK: str(folder)}
     return {**os.environ, **quiet, **threads, **paths}

@@ -71,7 +71,9 @@ class LoopedClient:
 
     def _weights(self) -> Floats:
         parts = [
-            part.detach().numpy() for layer in self._linear for part in (layer.weight.T.reshape(-1), layer.bias)
+            part.detach().numpy()
+            for layer in self._linear
+            for part in (layer.weight.T.reshape(-1), layer.bias)
         ]
         vector: Floats = np.concatenate(parts)
         return vector

@@ -59,7 +59,12 @@ def _best(
 ) -> tuple[Figures, float]:
     """Rounds of every seed at the rate whose median is least."""
     tried = [
-        (Figures(tuple(_rounds_to(strategy, partition, target, rate, seed, sizes.most) for seed in sizes.seeds)), rate)
+        (
+            Figures(
+                tuple(_rounds_to(strategy, partition, target, rate, seed, sizes.most) for seed in sizes.seeds)
+            ),
+            rate,
+        )
         for rate in rates
     ]
     return min(tried, key=lambda one: one[0].median)

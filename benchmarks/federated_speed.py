@@ -23,7 +23,7 @@ from benchmarks import federated_flower
 from benchmarks.federated_loop import LoopedClient, Work, loop_round
 from benchmarks.federated_work import everyone, given_rows, simulated
 from benchmarks.report import Row
-from benchmarks.turns import Block, Figures, faced, in_turn
+from benchmarks.turns import Block, faced, in_turn
 from federated.data import Federation
 from federated.device import LocalTraining
 from federated.simulator.build import Built, first_weights
@@ -159,9 +159,7 @@ def _looped(case: Case, federation: Federation) -> Block:
     """The plain loop, on one thread of torch or on all, whichever was faster when it was tried."""
     work = _loop_work(case, federation)
     client = LoopedClient(work)
-    data = [
-        (rows.inputs, rows.labels) for rows in map(federation.client, range(federation.clients))
-    ]
+    data = [(rows.inputs, rows.labels) for rows in map(federation.client, range(federation.clients))]
     size = sum((rows + 1) * columns for rows, columns in zip(work.sizes, work.sizes[1:], strict=False))
     weights = np.random.default_rng(0).normal(0, 0.1, size).astype(np.float32)
     before = torch.get_num_threads()

@@ -1,6 +1,6 @@
 """FedAvg in Flower's simulator, in an environment of its own (``requirements.lock``), a round whenever it is told to.
 
-    python rounds.py CORES
+    python -m benchmarks.peers.flower.rounds CORES
 
 The folder that the environment variable names (``clients.FOLDER``) holds the work. Each line on standard input is a
 round; each line on standard output is the seconds that it took, from choosing the clients to the mean of their
@@ -13,15 +13,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from clients import FOLDER, app, work
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+
+from benchmarks.peers.flower.clients import FOLDER, app, work
 
 MOST_ROUNDS = 1_000_000
 
@@ -33,15 +34,21 @@ class Ended(Exception):
 class Told(FedAvg):
     """FedAvg that begins a round when it is told to, and says how long it took."""
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, *rest: Any) -> Any:
+    _began = 0.0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: object, grid: Grid
+    ) -> Iterable[Message]:
         """Wait for the next line, then choose all clients."""
         if not sys.stdin.readline():
             np.save(Path(os.environ[FOLDER]) / "weights.npy", arrays["weights"].numpy())
             raise Ended
         self._began = time.perf_counter()
-        return super().configure_train(server_round, arrays, *rest)
+        return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The weighted mean of the clients' weights."""
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
