@@ -16,8 +16,8 @@ from models.parameters import RETRIEVAL
 from models.training import RecommenderModel
 from services.catalogue import Catalogue
 from services.federation.arrival import Arrival, Shown, Watched, await_arrival, differs, lists_before
-from services.federation.teaching import LOG, MOST_ITEMS, FederatedWriter, Teacher
-from services.parameter_server.types import ParameterError, ParametersUnavailable
+from services.federation.teaching import LOG, MOST_ITEMS, FederatedWriter, NotTaught, Teacher
+from services.parameter_server.types import ParametersUnavailable
 from sync.pushes import Source
 
 MODEL = RecommenderModel(SCHEMA, SMALL)
@@ -159,13 +159,13 @@ class TestWriter:
         one.push(self.KEYS, self.ONES)
         for _ in range(3):
             other.push(self.KEYS, self.ONES)
-        with pytest.raises(ParameterError, match="another writer's"):
+        with pytest.raises(NotTaught, match="another writer's"):
             one.push(self.KEYS, self.ONES)
 
     def test_what_is_refused_is_told_and_does_not_block(self) -> None:
         parameters = LocalParameters(MODEL.needs)
         mine = writer(parameters)
-        with pytest.raises(ParameterError, match="refused"):
+        with pytest.raises(NotTaught, match="refused"):
             mine.push(self.KEYS, np.full((39, 8), np.nan, np.float32))
         mine.push(self.KEYS, self.ONES)
 
