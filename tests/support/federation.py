@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from support.service_process import Running, eventually, service
 
-from federated.client import Budget, Device, Done, client_number
+from federated.client import Budget, Device, Done, Trainer, client_number
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport
 from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of
@@ -108,6 +108,8 @@ class Fleet:
     folder: Path
     tokens: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+    """Of clients that do not train with NumPy."""
 
     def run(
         self, clients: Sequence[str], budget: Budget | None = None, wait_s: float = 60.0
@@ -135,7 +137,7 @@ class Fleet:
                 clock = Clock()
                 job = fetch_job(transport, self.job, clock, 20.0)
                 device = Device(
-                    client, terms_of(job), numpy_trainer(job, client, *rows(client)),
+                    client, terms_of(job), self.trainers.get(client) or numpy_trainer(job, client, *rows(client)),
                     DeviceFolder(self.folder / client), clock.now(), random.Random(client).random,
                     budget=budget or Budget(seconds=90.0),
                 )  # fmt: skip
