@@ -6,7 +6,9 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,19 +19,20 @@ from services.cli.failures import CommandFailed
 from services.cli.recommend import Key, Url
 
 if TYPE_CHECKING:
-    from federated.recommendation import LeaveOneOut, Liked, Ranking
+    from federated.recommendation import Ranking, Rounds
     from services.catalogue import Catalogue
     from services.cli.client import Api
     from services.datasets.dataset import Dataset
-    from services.federation.arrival import Arrival, Shown, Watched
-    from services.federation.teaching import FederatedWriter, RowNumbers, Taught, Teacher
+    from services.federation.arrival import Shown, Watched
+    from services.federation.course import Course, Round
+    from services.federation.teaching import FederatedWriter
+    from services.parameter_server.client import ParameterClient
     from services.settings.model import Settings
 
 _START = (
     "`headwater up` starts a stack and `headwater import ml-100k` gives it films; or name it with --config."
 )
 _LIST = 10
-_NEGATIVES = 99
 
 
 def register(app: typer.Typer) -> None:
@@ -68,15 +71,12 @@ def recommend(
     like the one that most devices like are served otherwise than before. A region that does not get it in time is a
     failed check (exit code 13).
     """
-    import numpy as np
-
-    from federated.recommendation import Rounds, cohort_of
+    from federated.recommendation import Rounds
+    from federated.sums import ContributionRefused
     from services.cli.client import api_of
-    from services.cli.output import note, print_json, print_table, warn
+    from services.cli.output import note, print_json, progress, warn
     from services.datasets.open import open_dataset
-    from services.federation.arrival import await_arrival, lists_before
-    from services.federation.teaching import Teacher
-    from services.modelling import build_model, open_schema
+    from services.federation.teaching import NotTaught
 
     options: Options = context.obj
     settings = options.settings()
@@ -84,76 +84,43 @@ def recommend(
     data, notes = open_dataset(dataset, _cache())
     for text in notes:
         warn(text)
-    with _opened(settings, api) as (client, writer, regions_of_keys):
-        catalogue = _catalogue(settings)
-        items = np.flatnonzero(catalogue.available(_now_ms())).astype(np.int64)
-        split, known = _likes(data, settings, catalogue, items)
-        liked = split.training
-        if not liked.counts.any():
-            what = f"no item that a user of {dataset} likes is among the stack's {len(items):,}"
-            raise CommandFailed(Exit.BAD_INPUT, what, _START)
-        model = build_model(open_schema(settings), settings.model)
+    with _course(settings, api, data, Rounds(rounds, cohort, seed), weight, timeout) as course:
+        note(f"{course.devices.able:,} simulated devices, {course.devices.known.catalogue:,} items")
+        before, done = course.judge(), []
         try:
-            teacher = Teacher(client, writer, model, settings.model.name, catalogue, items, _now_ms())
-        except ValueError as error:
-            raise CommandFailed(Exit.BAD_INPUT, str(error), _START) from error
-        regions = regions_of_keys(catalogue.keys[items[:1]])
-        note(
-            f"{int((liked.counts > 0).sum()):,} simulated devices, {len(items):,} items, {len(regions)} regions"
-        )
-        judged = _judged(teacher, split, known, seed)
-        watched = catalogue.ids[int(items[_most_liked(liked)])]
-        first = lists_before(regions, watched)
-        rows: list[dict[str, Any]] = []
-        last = first
-        for number in range(rounds):
-            devices = cohort_of(liked, Rounds(rounds, cohort, seed), number)
-            others, before = teacher.others(), lists_before(regions, watched)
-            taught, total = teacher.round(liked, devices, weight)
-            arrivals = await_arrival(regions, taught.number, taught.sent_at_ms, watched, before, timeout)
-            last = {name: arrivals[name].shown or before[name] for name in before}
-            alone = teacher.others() == others
-            rows.append(_row(number, len(devices), total.mean_scalar("loss"), taught, arrivals, alone))
-            if not options.json:
-                note(_line(rows[-1]))
-        rankings = judged, _judged(teacher, split, known, seed)
-    changed = [_change(name, first[name], last[name]) for name in first]
+            with progress("rounds", rounds) as advance:
+                for one in course.run():
+                    done.append(one)
+                    advance(1)
+        except (NotTaught, ContributionRefused) as error:
+            raise CommandFailed(Exit.CHECK_FAILED, f"round {len(done) + 1}: {error}") from error
+        after = course.judge()
     if options.json:
-        print_json({"dataset": data.name, "source": data.source, "simulated": True, "item": watched, "rounds": rows,
-                    "lists": changed, "held_out": [_plain(ranking) for ranking in rankings]})  # fmt: skip
+        print_json(_plain(data, course, done, before, after))
     else:
-        print_table(*_table(rows))
-        for when, ranking in zip(("before", "after"), rankings, strict=True):
-            if ranking is not None:
-                found = f"HR@10 {ranking.hit_rate:.4f}, NDCG@10 {ranking.ndcg:.4f}"
-                print(f"\nheld-out items of {ranking.devices:,} devices {when}: {found}", end="")
-        print(f"\n\nms since the push was sent. Items most like {watched}, before and after:")
-        columns = ("", *(f"{one['region']} {when}" for one in changed for when in ("before", "after")))
-        listed = [[item for item, _ in one[when]] for one in changed for when in ("before", "after")]
-        print_table(
-            columns, [(n + 1, *(part[n] if n < len(part) else "" for part in listed)) for n in range(_LIST)]
-        )
-    if not all(row["alone"] for row in rows):
-        note(
-            "trainers taught the same items meanwhile: a list may have changed by them, and earlier than by devices"
-        )
-    missing = [
-        f"round {row['round']}: {name} did not have it within {timeout:g} s ({', '.join(late)})"
-        for row in rows
-        for name, stages in row["after_ms"].items()
-        if (late := [stage for stage, ms in stages.items() if ms is None])
-    ]
-    for text in missing:
+        _show(course, done, before, after)
+    if not all(one.alone for one in done):
+        note("something else taught the same items meanwhile: a list may have changed by that, and sooner")
+    late = list(_late(done, timeout))
+    for text in late:
         note(f"FAIL  {text}")
-    if missing:
+    if late:
         raise CommandFailed(Exit.CHECK_FAILED, "")
+
+
+def _late(done: Sequence[Round], timeout: float) -> Iterator[str]:
+    for one in done:
+        for region, stages in one.after_ms.items():
+            for stage, ms in stages.items():
+                if ms is None:
+                    yield f"round {one.number}: not in the {stage} of {region} within {timeout:g} s"
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _cache() -> Any:
+def _cache() -> Path:
     import os
 
     from services.datasets.download import user_cache
@@ -174,49 +141,38 @@ def _catalogue(settings: Settings) -> Catalogue:
     return catalogue
 
 
-def _likes(
-    data: Dataset, settings: Settings, catalogue: Catalogue, items: RowNumbers
-) -> tuple[LeaveOneOut, Liked]:
-    """What each user of ``data`` likes among the stack's ``items``, numbered as those are, with the last one held
-    back; and all that each has had to do with."""
+@contextmanager
+def _course(
+    settings: Settings, api: Api, data: Dataset, rounds: Rounds, weight: float, timeout_s: float
+) -> Iterator[Course]:
+    """Everything opened and put together. Raises CommandFailed where there is nothing to teach or to teach to."""
     import numpy as np
 
-    from federated.recommendation import by_device, leave_last_out
+    from services.federation.course import Course, devices_of, most_liked
+    from services.federation.teaching import Teacher
+    from services.modelling import build_model, open_schema
 
-    seen = data.interactions
-    place = np.full(len(catalogue) + 1, -1, np.int64)
-    place[items] = np.arange(len(items))
-    number = place[catalogue.rows(list(data.items.ids))]  # -1, an unknown one, is the last: no place
-    labels = settings.processor
-    owners, named, times = seen.user.astype(np.int64), number[seen.item], seen.timestamp_ms
-    there = named >= 0
-    kept = seen.liked(labels.positive_actions, labels.rating_threshold) & there
-    split = leave_last_out(owners[kept], named[kept], times[kept], len(data.users), len(items))
-    return split, by_device(owners[there], named[there], len(data.users), len(items))
-
-
-def _judged(teacher: Teacher, split: LeaveOneOut, known: Liked, seed: int) -> Ranking | None:
-    """How well the served vectors find what devices hold back, among 99 items that they never saw; None where the
-    catalogue is too small for that."""
-    import numpy as np
-
-    from federated.recommendation import draw_negatives, evaluate
-
-    if known.catalogue - int(known.counts.max(initial=0)) < _NEGATIVES or not (split.held_out >= 0).any():
-        return None
-    negatives = draw_negatives(known, _NEGATIVES, np.random.default_rng(seed))
-    return evaluate(teacher.objective, teacher.vectors()[0], split, negatives)
-
-
-def _most_liked(liked: Liked) -> int:
-    import numpy as np
-
-    return int(np.bincount(liked.items, minlength=liked.catalogue).argmax())
+    with _opened(settings, api) as (client, writer, regions):
+        catalogue = _catalogue(settings)
+        items = np.flatnonzero(catalogue.available(_now_ms())).astype(np.int64)
+        devices = devices_of(data, settings.processor, catalogue, items)
+        if not devices.able:
+            what = f"no item that a user of {data.name} likes is among the stack's {len(items):,}"
+            raise CommandFailed(Exit.BAD_INPUT, what, _START)
+        model = build_model(open_schema(settings), settings.model)
+        try:
+            teacher = Teacher(client, writer, model, settings.model.name, catalogue, items, _now_ms())
+        except ValueError as error:
+            raise CommandFailed(Exit.BAD_INPUT, str(error), _START) from error
+        item = catalogue.ids[int(items[most_liked(devices.likes.training)])]
+        yield Course(teacher, devices, regions, item, rounds, weight, timeout_s)
 
 
 @contextmanager
-def _opened(settings: Settings, api: Api) -> Iterator[tuple[Any, FederatedWriter, Any]]:
-    """A client of the home region's parameter servers, a writer, and what makes the watched regions."""
+def _opened(settings: Settings, api: Api) -> Iterator[tuple[ParameterClient, FederatedWriter, list[Watched]]]:
+    """A client of the home region's parameter servers, a writer to them, and the regions to watch."""
+    import numpy as np
+
     from services.backends import open_coordination, open_security
     from services.federation.arrival import Watched, reached_by
     from services.federation.teaching import SLOTS, FederatedWriter
@@ -224,7 +180,7 @@ def _opened(settings: Settings, api: Api) -> Iterator[tuple[Any, FederatedWriter
 
     if settings.coordination.backend == "sqlite" and not (settings.data.dir / "coordination.db").exists():
         raise CommandFailed(Exit.NOT_RUNNING, f"nothing runs on {settings.data.dir}", _START)
-    security, name = open_security(settings), settings.model.name
+    security, name, any_row = open_security(settings), settings.model.name, np.zeros(1, np.uint64)
     with ExitStack() as stack:
 
         def client_of(its: Settings) -> ParameterClient:
@@ -234,18 +190,15 @@ def _opened(settings: Settings, api: Api) -> Iterator[tuple[Any, FederatedWriter
 
         client = client_of(settings)
         writer = FederatedWriter(client, name, random.randrange(SLOTS))
-
-        def watched(keys: Any) -> list[Watched]:
-            return [
-                Watched(
-                    region,
-                    None if its is None else reached_by(client_of(its), name, writer.source, keys),
-                    None if there is None else partial(_similar, there),
-                )
-                for region, its, there in _regions(settings, api)
-            ]
-
-        yield client, writer, watched
+        regions = [
+            Watched(
+                region,
+                None if its is None else reached_by(client_of(its), name, writer.source, any_row),
+                None if there is None else partial(_similar, there),
+            )
+            for region, its, there in _regions(settings, api)
+        ]
+        yield client, writer, regions
 
 
 def _regions(settings: Settings, api: Api) -> Iterator[tuple[str, Settings | None, Api | None]]:
@@ -278,54 +231,45 @@ def _similar(api: Api, item: str) -> Shown:
     return tuple((one.item_id, one.score) for one in reply.items)
 
 
-def _row(
-    number: int, devices: int, loss: float, taught: Taught, arrivals: dict[str, Arrival], alone: bool
+def _plain(
+    data: Dataset, course: Course, done: Sequence[Round], before: Ranking | None, after: Ranking | None
 ) -> dict[str, Any]:
-    after = {name: one.after_ms for name, one in arrivals.items()}
-    applied_ms = taught.applied_at_ms - taught.sent_at_ms
     return {
-        "round": number + 1,
-        "devices": devices,
-        "loss": loss,
-        "applied_ms": applied_ms,
-        "after_ms": after,
-        "alone": alone,
+        "dataset": data.name,
+        "source": data.source,
+        "simulated": True,
+        "item": course.item,
+        "rounds": [asdict(one) for one in done],
+        "lists": [
+            {"region": region, "before": list(first), "after": list(last)}
+            for region, (first, last) in course.lists.items()
+        ],
+        "held_out": [None if ranking is None else asdict(ranking) for ranking in (before, after)],
     }
 
 
-def _plain(ranking: Ranking | None) -> dict[str, float] | None:
-    if ranking is None:
-        return None
-    return {"hit_rate": ranking.hit_rate, "ndcg": ranking.ndcg, "devices": ranking.devices}
+def _show(course: Course, done: Sequence[Round], before: Ranking | None, after: Ranking | None) -> None:
+    from services.cli.output import print_table
 
-
-def _ms(value: float | None) -> str:
-    return "missing" if value is None else f"{value:,.0f}"
-
-
-def _line(row: dict[str, Any]) -> str:
-    places = "; ".join(
-        f"{name} " + ", ".join(f"{stage} {_ms(ms)} ms" for stage, ms in stages.items())
-        for name, stages in row["after_ms"].items()
-    )
-    return f"round {row['round']}: {row['devices']} devices, loss {row['loss']:.4f}; {places}"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    places = [(region, stage) for region, stages in rows[0]["after_ms"].items() for stage in stages]
+    places = [(region, stage) for region, stages in done[0].after_ms.items() for stage in stages]
     columns = ("round", "devices", "loss", "applied", *(f"{region} {stage}" for region, stage in places))
-    lines: list[tuple[object, ...]] = [
-        (
-            row["round"],
-            row["devices"],
-            f"{row['loss']:.4f}",
-            _ms(row["applied_ms"]),
-            *(_ms(row["after_ms"][region][stage]) for region, stage in places),
-        )
-        for row in rows
-    ]
-    return columns, lines
+    print_table(columns, [_line(one, places) for one in done])
+    print("\nms since the push was sent.")
+    for when, ranking in (("before", before), ("after", after)):
+        if ranking is not None:
+            found = f"HR@10 {ranking.hit_rate:.4f}, NDCG@10 {ranking.ndcg:.4f}"
+            print(f"Held-out items of {ranking.devices:,} devices, {when}: {found}")
+    print(f"\nItems most like {course.item}:")
+    lists = [[item for item, _ in shown] for both in course.lists.values() for shown in both]
+    names = [f"{region} {when}" for region in course.lists for when in ("before", "after")]
+    longest = max(map(len, lists), default=0)
+    print_table(
+        ("", *names),
+        [(n + 1, *(one[n] if n < len(one) else "" for one in lists)) for n in range(longest)],
+    )
 
 
-def _change(region: str, before: Shown, after: Shown) -> dict[str, Any]:
-    return {"region": region, "before": [list(one) for one in before], "after": [list(one) for one in after]}
+def _line(one: Round, places: Sequence[tuple[str, str]]) -> tuple[object, ...]:
+    times = [one.applied_ms, *(one.after_ms[region][stage] for region, stage in places)]
+    shown = ["missing" if ms is None else f"{ms:,.0f}" for ms in times]
+    return one.number, one.devices, f"{one.loss:.4f}", *shown

@@ -40,6 +40,10 @@ MOST_ITEMS: Final = 50_000
 RowNumbers = npt.NDArray[np.int64]
 
 
+class NotTaught(ParameterError):
+    """A push was refused, or its slot is another writer's: what the devices of a round found was not learned."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taught:
     """One push: its number, when it was sent and when the last leader had it (Unix ms), the items' rows in the
@@ -68,7 +72,7 @@ class FederatedWriter:
 
     def push(self, keys: Keys, gradients: Rows) -> tuple[int, float, float]:
         """Push gradients [N, d] of the retrieval rows ``keys`` [N], each once. Returns number, time sent and time
-        applied (Unix ms). Raises ParameterError where servers are away or refuse it."""
+        applied (Unix ms). Raises NotTaught, and ParametersUnavailable where servers are away."""
         if not self._looked:
             self._look()
         sent_ns = self._now_ns()
@@ -78,7 +82,7 @@ class FederatedWriter:
             replies = self._try(sent_ns, keys, gradients)
             if refused := [reply for reply in replies.values() if reply.status == "refused"]:
                 self._look()
-                raise ParameterError(f"a federated update was refused: {refused[0].reason}")
+                raise NotTaught(f"a federated update was refused: {refused[0].reason}")
             # A repeat of the same number is answered ``duplicate`` by the shards that have it already.
             if all(reply.applied == self._last for reply in replies.values()):
                 self._before = dict.fromkeys(replies, self._last)
@@ -88,7 +92,7 @@ class FederatedWriter:
             # Who has it already answers ``duplicate``, whatever it is said to follow; a push follows an older one.
             self._before = {shard: min(of.applied, self._last - 1) for shard, of in replies.items()}
         self._look()
-        raise ParameterError(f"slot {self.source.partition} of the federated updates is another writer's")
+        raise NotTaught(f"slot {self.source.partition} of the federated updates is another writer's")
 
     def _try(self, sent_ns: int, keys: Keys, gradients: Rows) -> dict[int, PushReply]:
         at_ms = sent_ns // 1_000_000

@@ -66,7 +66,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, films: Path) -> Iterator[Sta
 def test_what_devices_teach_is_served_in_every_region(stack: Stack, films: Path) -> None:
     told = stack.run("fl", "recommend", "--dataset", str(films), "--rounds=4", "--cohort=20")
     assert told["simulated"]
-    assert [row["round"] for row in told["rounds"]] == [1, 2, 3, 4]
+    assert [row["number"] for row in told["rounds"]] == [1, 2, 3, 4]
     for row in told["rounds"]:
         assert row["devices"] == 20
         assert list(row["after_ms"]) == ["home", "eu"]
