@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -32,6 +36,7 @@ from federated.strategies import make_strategy, sum_for
 from federated.sums import add_all
 from federated.weights import Array
 
+ROOT = Path(__file__).parents[3]
 ITEMS, DEVICES, GROUPS = 60, 90, 3
 OBJECTIVES = (SquaredError(dim=6), Softmax(dim=6))
 
@@ -268,3 +273,26 @@ class TestRanking:
     def test_nobody_to_judge_by(self) -> None:
         with pytest.raises(ValueError, match="held-out"):
             rank_held_out(np.zeros((0, 4)))
+
+
+def test_a_device_needs_numpy_alone() -> None:
+    """In a process where nothing else that is installed can be imported."""
+    program = """
+import sys
+import numpy
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition('.')[0]
+        if top not in sys.stdlib_module_names and top not in ('numpy', 'federated'):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse())
+from federated.recommendation import SquaredError, device_update, initial_table
+table = initial_table(9, 32, numpy.random.default_rng(0))
+print(device_update(SquaredError(), table, numpy.array([1, 4])).examples)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
