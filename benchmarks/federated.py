@@ -56,9 +56,9 @@ QUICK: Final = Measures(
     federated_memory.Sizes((10_000,), rounds=1),
     federated_rounds.Sizes(seeds=(0,), averaging=(0.3,), descending=(1.0,), most=100, scaffold=(0,)),
     federated_bytes.Sizes(federated_bytes.CASES[:1], seeds=(0,)),
-    federated_valid.Sizes(iterations=20),
+    federated_valid.Sizes(iterations=100),
     federated_servers.Sizes(((federated_servers.SPARSE, 50),)),
-    federated_recommendation.Sizes(seeds=(0,), rounds=20, sweeps=3),
+    federated_recommendation.Sizes(seeds=(0,), rounds=20, sweeps=3, aim=None),
 )
 
 

@@ -43,12 +43,14 @@ _NEGATIVES_SEED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Seeds, rounds of ``cohort`` devices, and sweeps of alternating least squares on the pooled data."""
+    """Seeds, rounds of ``cohort`` devices, and sweeps of alternating least squares on the pooled data; the least ratio
+    that is wanted of them."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     rounds: int = 200
     cohort: int = 200
     sweeps: int = 15
+    aim: float | None = RATIO_AIM
 
 
 def measure(sizes: Sizes) -> list[Row]:
@@ -83,7 +85,7 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
             Figures(tuple(getattr(one, field) for one in ours)),
             Figures(tuple(getattr(one, field) for one in peer)),
             PEER,
-            aim=RATIO_AIM,
+            aim=sizes.aim,
             note=f"{note}; popularity {least:.4f}",
         )
 
