@@ -17,7 +17,7 @@ import numpy as np
 
 from models.parameters import RETRIEVAL
 from services.parameter_server.client import ParameterClient
-from services.parameter_server.types import Keys
+from services.parameter_server.types import Keys, ParametersUnavailable
 from sync.pushes import Source
 
 PAUSE_S: Final = 0.005
@@ -45,10 +45,14 @@ class Arrival:
 
 
 def reached_by(client: ParameterClient, model: str, source: Source, keys: Keys) -> Callable[[int], bool]:
-    """Asks the leaders of a region whether all its shards have a push of ``source``; ``keys`` are any known rows."""
+    """Asks the leaders of a region whether all its shards have a push of ``source``; ``keys`` are any rows. A region
+    whose servers are away does not have it yet."""
 
     def reached(number: int) -> bool:
-        marks = client.pull(model, {RETRIEVAL: keys}, followers=False, unasked=False).watermarks
+        try:
+            marks = client.pull(model, {RETRIEVAL: keys}, followers=False, unasked=False).watermarks
+        except ParametersUnavailable:
+            return False
         mark = marks.get((source.log, source.partition))
         return mark is not None and mark.offset >= number
 

@@ -15,9 +15,17 @@ from federated.recommendation import Liked, by_device
 from models.parameters import RETRIEVAL
 from models.training import RecommenderModel
 from services.catalogue import Catalogue
-from services.federation.arrival import Arrival, Shown, Watched, await_arrival, differs, lists_before
+from services.federation.arrival import (
+    Arrival,
+    Shown,
+    Watched,
+    await_arrival,
+    differs,
+    lists_before,
+    reached_by,
+)
 from services.federation.teaching import LOG, MOST_ITEMS, FederatedWriter, NotTaught, Teacher
-from services.parameter_server.types import ParametersUnavailable
+from services.parameter_server.types import Mark, ParametersUnavailable, Pulled
 from sync.pushes import Source
 
 MODEL = RecommenderModel(SCHEMA, SMALL)
@@ -211,6 +219,25 @@ class TestArrival:
         found = await_arrival(regions, 1, 0.0, "x", {"far": self.BEFORE}, 0.02)
         assert found["far"].after_ms == {"list": None}
         assert found["mute"].after_ms.keys() == {"parameters"}
+
+    def test_parameter_servers_that_are_away_do_not_have_it_yet(self) -> None:
+        source = Source(LOG, 3)
+
+        class Region:
+            mark: Mark | None = None
+
+            def pull(self, *_: object, **__: object) -> Pulled:
+                if self.mark is None:
+                    raise ParametersUnavailable("pull", ("server-0@eu",), 0.0)
+                return Pulled({}, {(LOG, 3): self.mark, (LOG, 4): Mark(99, 0)})
+
+        region = Region()
+        reached = reached_by(region, "main", source, np.zeros(1, np.uint64))  # type: ignore[arg-type]
+        assert not reached(5)
+        region.mark = Mark(4, 0)
+        assert not reached(5)
+        region.mark = Mark(5, 0)
+        assert reached(5)
 
     def test_rounding_is_no_change(self) -> None:
         assert not differs(self.BEFORE, (("a", 0.5 + 1e-8), ("b", 0.25)))
