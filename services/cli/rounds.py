@@ -96,7 +96,8 @@ def serve(
     settings = Settings.model_validate({**settings.model_dump(), "federation": told})
     if job is not None:
         _begin(settings, job)
-    run_service("federation", settings, name or f"federation-{role}-{os.getpid()}")
+    _, _, at = settings.federation.listen.rpartition(":")
+    run_service("federation", settings, name or f"federation-{role}-{at}")
     leave()
 
 

@@ -114,7 +114,9 @@ def _fault(member: Member | None, pid: int | None = None) -> str:
         return "not registered"
     if not member.ready:
         return "registered, but not ready"
-    return _unwell(member.address) if member.service == "api" else ""
+    # A federation server with TLS may want a certificate that this check does not have.
+    asked = member.service == "api" or (member.service == "federation" and member.address.startswith("http:"))
+    return _unwell(member.address) if asked else ""
 
 
 def _unwell(url: str) -> str:
@@ -135,5 +137,7 @@ def _unwell(url: str) -> str:
     if reply.status == http.client.OK:
         return ""
     states = said.get("dependencies", {}) if isinstance(said, dict) else {}
+    faults = said.get("faults", {}) if isinstance(said, dict) else {}
     poor = [f"{name}: {state.get('detail')}" for name, state in states.items() if not state.get("ok")]
+    poor += [f"{name}: {fault}" for name, fault in faults.items()]
     return "; ".join(poor) or f"{url}/health/ready: {reply.status}"

@@ -62,6 +62,17 @@ class Access:
                 raise Problem("key_missing", "Send the client's token as Authorization: Bearer TOKEN.")
             self._require(found.id == client)
 
+    def reader(self, request: Request, job: HostedJob) -> None:
+        """Who may read a job's file: whoever may take part in it, and operators. Raises Problem."""
+        if not self._tokens:
+            return
+        try:
+            self._read(job, bearer(request))
+        except Problem:
+            self._keys.check(request.scope["headers"], "read")
+            if self._keys.open:
+                raise
+
     def edge(self, request: Request, job: HostedJob) -> str:
         """The edge that asks. Raises Problem unless it is one; without tokens none can be told from a stranger."""
         found = self._token(request, job)

@@ -223,7 +223,9 @@ class OperatorRoutes:
 
     async def definition(self, request: Request) -> Response:
         """The job's file (TOML), as devices and edges need it."""
-        text = await self._jobs.definition(request.path_params["job"])
+        name = request.path_params["job"]
+        self._access.reader(request, (await self._jobs.host(name)).job)
+        text = await self._jobs.definition(name)
         return PlainTextResponse(text, media_type="application/toml")
 
     async def list_jobs(self, request: Request) -> Response:

@@ -39,16 +39,26 @@ log = logging.getLogger(__name__)
 
 
 def run_edge(
-    federation: FederationSettings, store: Store, listener: socket.socket, address: str, stop: threading.Event
+    federation: FederationSettings,
+    store: Store,
+    listener: socket.socket,
+    address: str,
+    stop: threading.Event,
+    ready: Callable[[], None],
 ) -> None:
-    """Serve until ``stop`` is set. Raises JobRefused and EdgeRefused for a job that an edge cannot serve, or a parent
-    that refuses it, and OSError for files that cannot be read."""
+    """Serve until ``stop`` is set; ``ready`` is called once that begins. Raises JobRefused and EdgeRefused for a job
+    that an edge cannot serve, or a parent that refuses it, and OSError for files that cannot be read."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(federation, store, listener, address, stop))
+        runner.run(_serve(federation, store, listener, address, stop, ready))
 
 
 async def _serve(
-    federation: FederationSettings, store: Store, listener: socket.socket, address: str, stop: threading.Event
+    federation: FederationSettings,
+    store: Store,
+    listener: socket.socket,
+    address: str,
+    stop: threading.Event,
+    ready: Callable[[], None],
 ) -> None:
     token = "" if federation.token_file is None else federation.token_file.read_text(encoding="ascii").strip()
     async with AsyncExitStack() as stack:
@@ -81,6 +91,7 @@ async def _serve(
         log.info(
             "edge of %s for job %s at %s; %d updates from before", federation.parent, job.name, address, found
         )
+        ready()
         try:
             await serve_app(federation, assemble(routes, access, metrics), listener, stop)
         finally:

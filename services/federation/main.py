@@ -15,6 +15,9 @@ import uvloop
 from starlette.types import ASGIApp
 
 from services.api.auth import Keys
+from services.backends import open_coordination
+from services.coordination.membership import Member as Registered
+from services.coordination.membership import Registration
 from services.federation.access import Access
 from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
 from services.federation.edge_main import run_edge
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 
 def run(settings: Settings, name: str, stop: threading.Event) -> None:
     """Serve as ``name`` until ``stop`` is set. Raises SettingsError (an address that others reach, without TLS and
-    tokens), StoreUnavailable, and OSError where the address cannot be had."""
+    tokens), StoreUnavailable, CoordinationError, and OSError where the address cannot be had."""
     if problems := tuple(check(settings)):
         raise SettingsError(tuple(problem.at("settings") for problem in problems))
     federation = settings.federation
@@ -45,10 +48,11 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         host, port = listener.getsockname()[:2]
         scheme = "https" if federation.certificate else "http"
         address = federation.advertise or f"{scheme}://{Address(host, port)}"
+        registration = _register(settings, name, address, stack)
         store = open_round_store(settings)
         stack.callback(store.close)
         if federation.role == "edge":
-            run_edge(federation, store, listener, address, stop)
+            run_edge(federation, store, listener, address, stop, lambda: registration.update(ready=True))
             return
         metrics = FederationMetrics()
         access = _access(federation)
@@ -66,6 +70,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
         stack.callback(node.close)
         node.begin()
         app = _app(federation, node, access, metrics)
+        registration.update(ready=True)
         log.info("%s at %s", federation.role, address)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve_app(federation, app, listener, stop))
@@ -85,6 +90,17 @@ def _app(federation: FederationSettings, node: Node, access: Access, metrics: Fe
 def _access(federation: FederationSettings) -> Access:
     keys = Keys(key.get_secret_value() for key in federation.keys)
     return Access(keys, federation.tokens, federation.client_ca is not None, time.time)
+
+
+def _register(settings: Settings, name: str, address: str, stack: ExitStack) -> Registration:
+    """Be known to ``headwater service check`` and ``headwater status``, as every process is."""
+    coordination = open_coordination(settings)
+    stack.callback(coordination.close)
+    incarnation = coordination.increment(f"incarnations/{SERVICE}")
+    found = Registered(name, SERVICE, address, os.getpid(), incarnation, round(time.time() * 1_000))
+    registration = Registration(coordination, found, settings.coordination.lease_ttl)
+    stack.callback(registration.close)
+    return registration
 
 
 def _listen(address: Address) -> socket.socket:

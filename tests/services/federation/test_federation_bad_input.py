@@ -298,6 +298,12 @@ def test_tokens_say_who_a_device_is(tmp_path: Path) -> None:
                 body = encode_start(StartRequest(client))
                 return transport.send(Call("POST", f"/v1/fl/jobs/job/clients/{client}/start", body)).status
 
+        def definition(token: str) -> int:
+            with HttpTransport([url], token) as transport:
+                return transport.send(Call("GET", "/v1/fl/jobs/job/definition")).status
+
+        assert (definition(""), definition("nonsense")) == (401, 401)
+        assert (definition(tokens["1"]), definition(key)) == (200, 200)
         assert start("0", "") == 401
         assert start("0", "nonsense") == 401
         assert start("0", tokens["1"]) == 403

@@ -152,6 +152,9 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert headwater("token", "job", "0", "--valid", "30d", "--url", url)["token"].startswith(
             "fl1.client."
         )
+        checked = [sys.executable, "-m", "services.cli.app", "service", "check", "--format", "json"]
+        passed = subprocess.run(checked, capture_output=True, check=True, env=environ, timeout=60).stdout
+        assert json.loads(passed) == {f"federation-server-{port}": True}
         assert headwater("log", "nojob", "--url", url, status=7) is None
     finally:
         serving.terminate()
