@@ -55,6 +55,7 @@ from federated.wire import decode_model, decode_reply, digest_of, encode_start, 
 LONGEST_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 0.25
 _HEADS_BYTES = 768
+_ANEW_S = 1.0
 
 
 class Trainer(Protocol):
@@ -367,6 +368,7 @@ class Device:
         code = _code(answer.body)
         if answer.status == 410 or code == "not_here":
             self._step = _Step.START
+            self._wait = Wait(now + _ANEW_S * (0.5 + self._draw()), code)
         elif code in ("body_missing", "offset_mismatch"):
             self._whole = True
             self._begin_upload()

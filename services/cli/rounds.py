@@ -288,11 +288,13 @@ def _begin(settings: Settings, file: Path) -> None:
 
     from federated.job import JobRefused, load_job
     from services.cli.output import note
+    from services.federation.assembly import require_fits
     from services.federation.registry import JobConflict, Registry
     from services.federation.stores import open_round_store
 
     try:
         job = with_shape(load_job(file))
+        require_fits(job, settings.federation.max_body)
         with closing(open_round_store(settings)) as store:
             _, created = Registry(store).create(job)
     except (JobRefused, JobConflict) as error:

@@ -103,11 +103,21 @@ class Aggregator:
             SumMismatch,
             VersionGone,
         ) as error:
-            self.done.failures += 1
-            failures = self._desk.give_up(task, self._clock())
-            log.error("job %s: %s failed %d times: %s", self._job.name, task, failures, error)
+            log.error("job %s: %s: %s", self._job.name, task, error)
+            self._give_up(task)
+        except (JobUnknown, StoreUnavailable):
+            raise
+        except Exception:
+            # Whatever it is, the round must not wait for it: others may try, and then the iteration is invalid.
+            log.exception("job %s: %s", self._job.name, task)
+            self._give_up(task)
         self.done.seconds += time.perf_counter() - began
         return True
+
+    def _give_up(self, task: Task) -> None:
+        self.done.failures += 1
+        failures = self._desk.give_up(task, self._clock())
+        log.error("job %s: %s %d has failed %d times", self._job.name, task.kind, task.number, failures)
 
     def _sum(self, task: Task) -> None:
         total, received = self._job.empty_sum(), 0

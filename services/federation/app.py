@@ -31,6 +31,7 @@ from services.api.bodies import json_response
 from services.api.gate import Gate
 from services.api.problems import Problem
 from services.federation.access import Access, bearer
+from services.federation.assembly import require_fits
 from services.federation.enrolment import enrol
 from services.federation.figures import Figures
 from services.federation.hosted import HostedJob
@@ -190,11 +191,19 @@ class OperatorRoutes:
     """Routes for operators, the job's file for everybody, and (``sums``) for edges."""
 
     def __init__(
-        self, jobs: Jobs, access: Access, clock: Callable[[], float], body_s: float, *, sums: bool
+        self,
+        jobs: Jobs,
+        access: Access,
+        clock: Callable[[], float],
+        max_body: int,
+        body_s: float,
+        *,
+        sums: bool,
     ) -> None:
         self._jobs = jobs
         self._access = access
         self._clock = clock
+        self._max_body = max_body
         self._body_s = body_s
         self._sums = sums
 
@@ -237,6 +246,7 @@ class OperatorRoutes:
         body = await read_within(request, _JOB_BYTES, self._body_s)
         try:
             job = load_job(tomllib.loads(body.decode()))
+            require_fits(job, self._max_body)
             created = await self._jobs.create(job)
         except JobConflict as error:
             raise Problem("job_conflict", str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from federated.job import FederatedJob
+from federated.job import FederatedJob, JobRefused
 from services.federation.hosted import HostedJob
 
 
@@ -22,3 +22,12 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.make_grid(model.layout()),
         job.servers.part_bytes,
     )
+
+
+def require_fits(job: FederatedJob, max_body: int) -> None:
+    """Raise JobRefused unless a part of an update fits into what a server takes as one body."""
+    if job.servers.part_bytes > max_body:
+        raise JobRefused(
+            f"servers.part_bytes is {job.servers.part_bytes}, and the servers take bodies of at most {max_body} bytes "
+            "(federation.max_body)"
+        )

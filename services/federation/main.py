@@ -66,6 +66,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
             threads=federation.threads,
             most_waiting=federation.max_waiting,
             devices=federation.role == "server",
+            failed=stop.set,
         )
         stack.callback(node.close)
         node.begin()
@@ -78,7 +79,9 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
 
 def _app(federation: FederationSettings, node: Node, access: Access, metrics: FederationMetrics) -> ASGIApp:
     serves = federation.role == "server"
-    routes = OperatorRoutes(node, access, time.time, federation.body_timeout, sums=serves).routes()
+    routes = OperatorRoutes(
+        node, access, time.time, federation.max_body, federation.body_timeout, sums=serves
+    ).routes()
     routes += HealthRoutes(node.faults, metrics).routes()
     if serves:
         routes += DeviceRoutes(

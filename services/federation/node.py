@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class Node:
     """What the routes ask. ``devices``: whether it serves devices and sums; a scheduler does not, it only watches.
 
-    Every node applies windows that have run out, so that a dead scheduler stops nothing.
+    Every node applies windows that have run out, so that a dead scheduler stops nothing. ``failed`` is called when it
+    cannot go on.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Node:
         threads: int,
         most_waiting: int,
         devices: bool,
+        failed: Callable[[], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
@@ -49,6 +51,7 @@ class Node:
         self._metrics = metrics
         self._most_waiting = most_waiting
         self._devices = devices
+        self._failed = failed
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads, "fl")
         self._hosts: dict[str, Host] = {}
@@ -170,6 +173,11 @@ class Node:
                     self._tick(host)
             except StoreUnavailable as error:
                 log.warning("%s", error)
+            except Exception:
+                # A server that applies no windows must not look alive.
+                log.exception("watching failed; this process ends")
+                self._failed()
+                return
 
     def _tick(self, host: Host) -> None:
         try:

@@ -92,22 +92,26 @@ class Versions:
 
     def _keep(self, version: int) -> None:
         header = self._desk.header()
-        if header.version != version:
+        attempt = header.attempt if header.version == version else self._only_attempt(version)
+        if attempt is None:
             raise VersionGone(f"version {version} of {self._job.name} has been followed by {header.version}")
         if self._job.grid is not None and version and version - 1 not in self._kept:
-            self._keep_earlier(version - 1)
-        self._kept[version] = self._load(version, header.attempt)
+            # A server that has just started holds no base for differences; the store still has the last one.
+            earlier = self._only_attempt(version - 1)
+            if earlier is not None:
+                self._kept[version - 1] = self._load(version - 1, earlier)
+        self._kept[version] = self._load(version, attempt)
         while len(self._kept) > KEPT + 1:
             self._kept.popitem(last=False)
 
-    def _keep_earlier(self, version: int) -> None:
-        """A server that has just started holds no base for differences; the store still has the last one. Of several
-        attempts at it none is known to be the one that counted, so it is taken only where there is one."""
-        stored = [
-            key for key in self._store.blobs(self._job.keys.states(version)) if not key.endswith("/model")
+    def _only_attempt(self, version: int) -> int | None:
+        """Which attempt made an earlier version, as far as the store tells: of several none is known to be the one that
+        counted."""
+        prefix = self._job.keys.states(version)
+        attempts = [
+            key.removeprefix(prefix) for key in self._store.blobs(prefix) if not key.endswith("/model")
         ]
-        if len(stored) == 1:
-            self._kept[version] = self._load(version, int(stored[0].rpartition("/")[2]))
+        return int(attempts[0]) if len(attempts) == 1 else None
 
     def _load(self, version: int, attempt: int) -> _Version:
         job = self._job

@@ -220,12 +220,14 @@ def state(url: str, name: str = "job") -> dict[str, Any]:
     return found
 
 
-def model(url: str, name: str, version: int, job: FederatedJob) -> Array:
+def model(
+    url: str, name: str, version: int, job: FederatedJob, client: str = "anybody", token: str = ""
+) -> Array:
     """The weights that a server hands out, of a job whose downloads are whole models."""
     from federated.wire import decode_model
 
-    with HttpTransport([url]) as transport:
-        answer = transport.send(Call("GET", f"/v1/fl/jobs/{name}/clients/anybody/models/{version}"))
+    with HttpTransport([url], token) as transport:
+        answer = transport.send(Call("GET", f"/v1/fl/jobs/{name}/clients/{client}/models/{version}"))
     assert answer.status == 200, answer
     size = job.make_model().layout().size
     return np.frombuffer(decode_model(answer.body, size).model, "<f4").astype(np.float32)

@@ -52,7 +52,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def made(url: str, request: pytest.FixtureRequest) -> FederatedJob:
     name = f"job{abs(hash(request.node.nodeid)) % 10**12}"
-    made = job(name, clients=2, rounds={"early_uploads": True, "max_examples": 10})
+    made = job(
+        name, clients=2, rounds={"early_uploads": True, "max_examples": 10}, servers={"part_bytes": 50_000}
+    )
     create(url, made)
     return made
 
@@ -260,7 +262,13 @@ def test_connections_beyond_the_bound_are_closed_at_once(url: str) -> None:
 
 
 def test_a_job_that_makes_no_sense_is_refused_with_the_reason(url: str) -> None:
-    for body, why in [(b"[job", "invalid_value"), (b"[job]\nname='x'", "rounds"), (b"[jobb]\n", "jobb")]:
+    large = job("large", servers={"part_bytes": 200_000}).to_toml().encode()
+    for body, why in [
+        (b"[job", "invalid_value"),
+        (b"[job]\nname='x'", "rounds"),
+        (b"[jobb]\n", "jobb"),
+        (large, "part_bytes"),
+    ]:
         status, told = refusal(url, "POST", "/v1/fl/jobs", body)
         assert status == 422
         assert why in told
@@ -269,7 +277,7 @@ def test_a_job_that_makes_no_sense_is_refused_with_the_reason(url: str) -> None:
 def test_a_name_stands_for_one_definition(url: str, made: FederatedJob) -> None:
     again = ask(url, "POST", "/v1/fl/jobs", made.to_toml().encode())
     assert again == {"job": made.job.name, "created": False}
-    other = job(made.job.name, clients=3).to_toml().encode()
+    other = job(made.job.name, clients=3, servers={"part_bytes": 50_000}).to_toml().encode()
     assert refusal(url, "POST", "/v1/fl/jobs", other)[0] == 409
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,8 +23,13 @@ from support.federation import (
 )
 from support.service_process import Running, eventually, service
 
+from federated.client_http import Call, HttpTransport
+from federated.rounds.messages import StartRequest
+from federated.wire import encode_start
 from services.federation.store_sqlite import SqliteStore
 
+KEY = "operators-key-of-this-test"
+HASHED = "admin:" + hashlib.sha256(KEY.encode()).hexdigest()
 CLIENTS = [str(number) for number in range(4)]
 
 
@@ -31,7 +37,7 @@ CLIENTS = [str(number) for number in range(4)]
 def edge(folder: Path, parent: str, wait_s: float) -> Iterator[tuple[Running, str]]:
     """An edge of ``parent`` with a token, until the end of the block."""
     folder.mkdir()
-    token = ask(parent, "POST", "/v1/fl/jobs/job/tokens?edge=north")["token"]
+    token = ask(parent, "POST", "/v1/fl/jobs/job/tokens?edge=north", None, KEY)["token"]
     (folder / "token").write_text(token)
     (port,) = free_ports(1)
     settings = server_settings(
@@ -43,21 +49,35 @@ def edge(folder: Path, parent: str, wait_s: float) -> Iterator[tuple[Running, st
         yield running, url
 
 
+def start_as_zero(url: str, token: str) -> int:
+    with HttpTransport([url], token) as transport:
+        body = encode_start(StartRequest("0"))
+        return transport.send(Call("POST", "/v1/fl/jobs/job/clients/0/start", body)).status
+
+
 def test_half_of_the_devices_behind_an_edge_give_the_same_bits(tmp_path: Path) -> None:
     made = job(iterations=3, compression={"upload": "quantise:4,deflate"})
-    with servers(tmp_path) as running:
+    with servers(tmp_path, tokens=True, keys=(HASHED,)) as running:
         url = running[0][1]
-        create(url, made)
+        create(url, made, KEY)
+        path = "/v1/fl/jobs/job/tokens?client="
+        tokens = {client: ask(url, "POST", path + client, None, KEY)["token"] for client in CLIENTS}
+        with HttpTransport([url], tokens["0"]) as stranger:  # a device's token does not make an edge
+            assert stranger.send(Call("POST", "/v1/fl/jobs/job/sums", b"x")).status == 403
         with edge(tmp_path / "edge", url, 0.2) as (_, near):
-            behind = Fleet("job", [near], tmp_path / "devices").start(["0", "2"])
-            done = Fleet("job", [url], tmp_path / "devices").run(["1", "3"])
+            mallory = start_as_zero(near, tokens["1"])
+            assert mallory == 403  # the parent sees whose token the edge hands on
+            behind = Fleet("job", [near], tmp_path / "devices", tokens).start(["0", "2"])
+            done = Fleet("job", [url], tmp_path / "devices", tokens).run(["1", "3"])
             for thread in behind.threads:
                 thread.join(30)
             assert {end.why for end in (done | behind.done).values()} == {"finished"}
             assert behind.errors == []
-        wait_for(url, phase="finished", valid=3)
-        assert [row["uploads"] for row in ask(url, "GET", "/v1/fl/jobs/job/rounds")["rounds"]] == [4, 4, 4]
-        np.testing.assert_array_equal(model(url, "job", 3, made), reference(made, CLIENTS, 3))
+        rounds = ask(url, "GET", "/v1/fl/jobs/job/rounds", None, KEY)["rounds"]
+        assert [(row["valid"], row["uploads"]) for row in rounds] == [(True, 4)] * 3
+        np.testing.assert_array_equal(
+            model(url, "job", 3, made, "0", tokens["0"]), reference(made, CLIENTS, 3)
+        )
 
 
 def test_an_edge_killed_in_mid_round_counts_nobody_twice(tmp_path: Path) -> None:
