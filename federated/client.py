@@ -11,32 +11,26 @@ it. ``python -m federated.client`` runs it over HTTP; it needs Python and NumPy,
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from math import inf
-from typing import Protocol
 from urllib.parse import quote
 
 import numpy as np
 
 from federated.client_folder import DeviceFolder, Memory, Pending
 from federated.client_http import Answer, Call
-from federated.compression import BaseUnknown, BodyRefused, Grid, Held, Scheme, difference, receive
+from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
+from federated.client_trainer import Trainer, client_number
+from federated.compression import BaseUnknown, BodyRefused, Held, difference, receive
 from federated.device import (
     COMPRESSION,
     ControlVariates,
     Instructions,
-    LocalTraining,
-    Update,
     device_generator,
-    local_update,
 )
 from federated.frames import FrameRefused
-from federated.layout import Layout
-from federated.models import Inputs, Labels, Model
 from federated.payload import encode_update, shared_seed
 from federated.rounds.messages import (
     Accepted,
@@ -56,103 +50,6 @@ LONGEST_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 0.25
 _HEADS_BYTES = 768
 _ANEW_S = 1.0
-
-
-class Trainer(Protocol):
-    """Local training, with whatever library."""
-
-    layout: Layout
-
-    def train(
-        self, start: Array, instructions: Instructions, iteration: int, control: ControlVariates | None
-    ) -> Update:
-        """What is learned from ``start`` [D] on this device's data."""
-        ...
-
-
-class NumpyTrainer:
-    """Trains one of our models on ``inputs`` [N, ...] and ``labels`` [N], as every engine would: bit for bit."""
-
-    def __init__(
-        self, model: Model, inputs: Inputs, labels: Labels, training: LocalTraining, seed: int, number: int
-    ) -> None:
-        self.layout = model.layout()
-        self._model = model
-        self._inputs, self._labels = inputs, labels
-        self._training = training
-        self._seed, self._number = seed, number
-
-    def train(
-        self, start: Array, instructions: Instructions, iteration: int, control: ControlVariates | None
-    ) -> Update:
-        """See ``Trainer``."""
-        generator = device_generator(self._seed, self._number, iteration)
-        training = instructions.adapt(self._training)
-        return local_update(
-            self._model, self.layout, start, self._inputs, self._labels, training, generator, control
-        )
-
-
-def client_number(client: str) -> int:
-    """The number that draws a client's batches: its id where that is one, else 8 bytes of its hash."""
-    if client.isascii() and client.isdecimal() and len(client) < 19:
-        return int(client)
-    return int.from_bytes(hashlib.sha256(client.encode()).digest()[:8], "little")
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the job says that concerns its devices. ``scheme`` None: float32; ``grid`` None: whole models."""
-
-    job: str
-    seed: int
-    scheme: Scheme | None = None
-    grid: Grid | None = None
-    part_bytes: int = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Of one run of the loop: iterations in which an update was accepted, seconds, bytes sent and received."""
-
-    rounds: int | None = None
-    seconds: float = inf
-    bytes: float = inf
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Do nothing until ``until``."""
-
-    until: float
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Call ``train``: it takes the time that training takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The loop has ended: ``finished``, by the budget's ``rounds``, ``seconds`` or ``bytes``, or ``refused``."""
-
-    why: str
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class Spent:
-    """What the loop has used and done so far."""
-
-    accepted: int = 0
-    refused: int = 0
-    lost: int = 0
-    sent: int = 0
-    received: int = 0
-    upload_bytes: int = 0
-    download_bytes: int = 0
-    losses: list[float] = field(default_factory=list)
 
 
 class _Step(Enum):

@@ -13,9 +13,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from federated.client import Budget, Device, Done, NumpyTrainer, Terms, Train, Wait, client_number, summary
+from federated.client import Device, summary
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport, NetworkLost
+from federated.client_steps import Budget, Done, Terms, Train, Wait
+from federated.client_trainer import NumpyTrainer, client_number
 from federated.job import FederatedJob, JobRefused, load_job
 from federated.models import Inputs, Labels
 

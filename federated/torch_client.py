@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from federated.client import client_number
+from federated.client_trainer import client_number
 from federated.device import (
     ControlVariates,
     Instructions,
@@ -65,7 +65,7 @@ class TorchTrainer:
     def train(
         self, start: Array, instructions: Instructions, iteration: int, control: ControlVariates | None
     ) -> Update:
-        """See ``federated.client.Trainer``."""
+        """See ``federated.client_trainer.Trainer``."""
         training = instructions.adapt(self._training)
         if control is not None and training.momentum:
             raise ValueError("SCAFFOLD's controls are measured on plain steps: momentum must be 0")

@@ -6,14 +6,11 @@ import asyncio
 import logging
 import math
 import os
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing
 from dataclasses import asdict
 from typing import Final
 
-import uvicorn
 import uvloop
 
 from services.api.app import assemble
@@ -28,6 +25,7 @@ from services.api.store import AsyncStore
 from services.backends import open_coordination, open_log, open_security, open_store
 from services.coordination.contract import Coordination
 from services.coordination.membership import Member, Registration
+from services.listening import address_of, cancel, listen, serve_until
 from services.modelling import open_schema
 from services.parameter_server.client import AsyncParameterClient
 from services.parameter_server.client.readers import Reading
@@ -38,10 +36,6 @@ from services.settings.checks import check
 from services.topics import EVENTS
 
 SERVICE: Final = "api"
-GRACE_S: Final = 5
-"""How long requests under way may take once told to stop."""
-WATCH_S: Final = 0.05
-BACKLOG: Final = 1_024
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +51,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
 
 async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
     async with AsyncExitStack() as stack:
-        listener = _listen(parse_address(settings.api.listen))
+        listener = listen(parse_address(settings.api.listen))
         stack.callback(listener.close)
         coordination = open_coordination(settings)
         stack.callback(coordination.close)
@@ -78,16 +72,16 @@ async def _serve(settings: Settings, name: str, stop: threading.Event) -> None:
         checks, behind_s = readiness.checks(), lambda: behind.behind_s
         app = assemble(api, serving.recommender, checks, serving.probing, behind_s).asgi
         _measure(api, serving, behind)
-        registration = _register(settings, name, coordination, _address_of(listener))
+        registration = _register(settings, name, coordination, address_of(listener))
         stack.callback(registration.close)
         following = asyncio.create_task(serving.follower.run(), name="follow")
-        stack.push_async_callback(_cancel, following)
+        stack.push_async_callback(cancel, following)
         watching = asyncio.create_task(_watch(settings, coordination, behind), name="behind")
-        stack.push_async_callback(_cancel, watching)
+        stack.push_async_callback(cancel, watching)
         becoming = asyncio.create_task(readiness.announce(registration), name="ready")
-        stack.push_async_callback(_cancel, becoming)
+        stack.push_async_callback(cancel, becoming)
         log.info("serving at %s", registration.member.address)
-        await _serve_http(app, listener, stop)
+        await serve_until(stop, listener, app, http="httptools", timeout_keep_alive=75)
 
 
 def _reach(settings: Settings, coordination: Coordination, stack: AsyncExitStack) -> Reach:
@@ -102,60 +96,6 @@ def _reach(settings: Settings, coordination: Coordination, stack: AsyncExitStack
 async def _watch(settings: Settings, coordination: Coordination, behind: Behind) -> None:
     with closing(AsyncRpcClient(open_security(settings))) as rpc:
         await watch(behind, lambda: ask_region_aio(coordination, rpc, ANSWER_S))
-
-
-async def _serve_http(app: Callable[..., object], listener: socket.socket, stop: threading.Event) -> None:
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            loop="uvloop",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-            timeout_keep_alive=75,
-            backlog=BACKLOG,
-        )
-    )
-
-    async def watch() -> None:
-        while not stop.is_set():
-            await asyncio.sleep(WATCH_S)
-        server.should_exit = True
-
-    watching = asyncio.create_task(watch(), name="watch-stop")
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        await _cancel(watching)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the process has them already, and they set ``stop``."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
-
-
-def _listen(address: Address) -> socket.socket:
-    """A listening socket; taken before the backends are opened, so that a port in use shows at once."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _address_of(listener: socket.socket) -> Address:
-    host, port = listener.getsockname()[:2]
-    return Address(host, port)
 
 
 def _register(settings: Settings, name: str, coordination: Coordination, bound: Address) -> Registration:

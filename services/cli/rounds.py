@@ -130,10 +130,11 @@ def join(
     """
     import random
 
-    from federated.client import Budget, Device, summary
+    from federated.client import Device, summary
     from federated.client_folder import DeviceFolder
     from federated.client_http import Clock, HttpTransport
     from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of
+    from federated.client_steps import Budget
     from services.cli.output import note, print_json, waiting
 
     options: Options = context.obj

@@ -15,20 +15,16 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.listening import serve_until
 from services.settings.model import FederationSettings
 
 PEER: Final = "headwater.peer"
 KEEP_ALIVE_S: Final = 30
-GRACE_S: Final = 5
-BACKLOG: Final = 1_024
-_WATCH_S: Final = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -94,44 +90,17 @@ async def serve_app(
 ) -> None:
     """Serve ``app`` on ``listener`` by the settings' bounds and certificates until ``stop`` is set."""
     client_ca = federation.client_ca
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=bounded_protocol(federation.max_connections, federation.header_timeout),
-            loop="uvloop",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=BACKLOG,
-            ssl_certfile=federation.certificate,
-            ssl_keyfile=federation.certificate_key,
-            ssl_ca_certs=None if client_ca is None else str(client_ca),
-            ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
-        )
+    await serve_until(
+        stop,
+        listener,
+        app,
+        http=bounded_protocol(federation.max_connections, federation.header_timeout),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=federation.certificate,
+        ssl_keyfile=federation.certificate_key,
+        ssl_ca_certs=None if client_ca is None else str(client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
     )
-
-    async def watch() -> None:
-        while not stop.is_set():
-            await asyncio.sleep(_WATCH_S)
-        server.should_exit = True
-
-    watching = asyncio.create_task(watch(), name="watch-stop")
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the process has them already, and they set ``stop``."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _common_name(ssl_object: ssl.SSLObject | None) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -21,12 +20,13 @@ from services.coordination.membership import Registration
 from services.federation.access import Access
 from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
 from services.federation.edge_main import run_edge
-from services.federation.listening import BACKLOG, serve_app
+from services.federation.listening import serve_app
 from services.federation.metrics import FederationMetrics
 from services.federation.node import Node
 from services.federation.registry import Member
 from services.federation.stores import open_round_store
-from services.settings import Address, Settings, SettingsError, parse_address
+from services.listening import address_of, listen
+from services.settings import Settings, SettingsError, parse_address
 from services.settings.checks import check
 from services.settings.model import FederationSettings
 
@@ -43,11 +43,10 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
     federation = settings.federation
     with ExitStack() as stack:
         # Taken first, so that a port in use shows at once; connections wait until all is open.
-        listener = _listen(parse_address(federation.listen))
+        listener = listen(parse_address(federation.listen))
         stack.callback(listener.close)
-        host, port = listener.getsockname()[:2]
         scheme = "https" if federation.certificate else "http"
-        address = federation.advertise or f"{scheme}://{Address(host, port)}"
+        address = federation.advertise or f"{scheme}://{address_of(listener)}"
         registration = _register(settings, name, address, stack)
         store = open_round_store(settings)
         stack.callback(store.close)
@@ -104,10 +103,3 @@ def _register(settings: Settings, name: str, address: str, stack: ExitStack) -> 
     registration = Registration(coordination, found, settings.coordination.lease_ttl)
     stack.callback(registration.close)
     return registration
-
-
-def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-    listener.setblocking(False)
-    return listener

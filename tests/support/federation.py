@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 from support.service_process import Running, eventually, service
 
-from federated.client import Budget, Device, Done, Trainer, client_number
+from federated.client import Device
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport
 from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of
+from federated.client_steps import Budget, Done
+from federated.client_trainer import Trainer, client_number
 from federated.compression import DownloadChain
 from federated.device import COMPRESSION, INITIAL, ControlVariates, Update, device_generator, local_update
 from federated.job import FederatedJob, load_job

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from support.federation import Fleet, create, job, model, reference, rows, servers, wait_for
 
-from federated.client import NumpyTrainer, client_number
 from federated.client_run import numpy_trainer
+from federated.client_trainer import NumpyTrainer, client_number
 from federated.device import ControlVariates, Instructions, LocalTraining
 from federated.torch_client import torch_twin
 

@@ -26,8 +26,9 @@ from support.federation import (
 )
 from support.service_process import service
 
-from federated.client import Budget, client_number
 from federated.client_http import Call, HttpTransport
+from federated.client_steps import Budget
+from federated.client_trainer import client_number
 from federated.device import INITIAL, Update, device_generator, local_update
 from federated.rounds.messages import StartRequest
 from federated.wire import encode_start

@@ -1,0 +1,63 @@
+"""What a device's loop is told at its start, and what it says to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from federated.compression import Grid, Scheme
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the job says that concerns its devices. ``scheme`` None: float32; ``grid`` None: whole models."""
+
+    job: str
+    seed: int
+    scheme: Scheme | None = None
+    grid: Grid | None = None
+    part_bytes: int = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Of one run of the loop: iterations in which an update was accepted, seconds, bytes sent and received."""
+
+    rounds: int | None = None
+    seconds: float = inf
+    bytes: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing until ``until``."""
+
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Call ``train``: it takes the time that training takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The loop has ended: ``finished``, by the budget's ``rounds``, ``seconds`` or ``bytes``, or ``refused``."""
+
+    why: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What the loop has used and done so far."""
+
+    accepted: int = 0
+    refused: int = 0
+    lost: int = 0
+    sent: int = 0
+    received: int = 0
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    losses: list[float] = field(default_factory=list)
