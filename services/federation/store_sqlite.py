@@ -26,7 +26,9 @@ T = TypeVar("T")
 Step = Callable[[Mapping[str, bytes | None]], tuple[Mapping[str, bytes | None], T]]
 
 FORMAT: Final = 1
-LARGEST_ROW: Final = 128 * 1024
+LARGEST_ROW: Final = 8 * 1024
+"""Measured with eight writers on one disk: at 300 bytes rows and files are level, at 30 kB files are twice as fast, at
+4 MB six times."""
 ORPHAN_S: Final = 3_600.0
 """A file without a row that is older than this belongs to nobody: its writer died before it wrote the row."""
 _BUSY_MS: Final = 10_000
