@@ -8,7 +8,7 @@ goes on. Its client keeps neither control nor residual of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from federated.compression import Scheme
 from federated.compression.download import Grid
+from federated.compression.scheme import MAX_MAGNITUDE
 from federated.device import COMPRESSION, INITIAL, LocalTraining, Update, device_generator
 from federated.frames import UPLOAD_OVERHEAD
 from federated.layout import Layout
@@ -27,15 +28,19 @@ from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
 from federated.simulator.states import ClientStates, Slots
 from federated.simulator.world import Counted
-from federated.strategies import ServerState, Strategy, sum_for
-from federated.sums import Contribution, ContributionRefused, Sum, add_all
+from federated.strategies import ServerState, StateRefused, Strategy, sum_for
+from federated.sums import Contribution, ContributionRefused, Sum, add_all, check
 from federated.weights import Array
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
 class NothingToApply(RuntimeError):
-    """Every upload of an iteration was refused: there is no new version."""
+    """An iteration has no new version: every upload was ``refused`` (by rule), or there is no next state."""
+
+    def __init__(self, why: str, refused: dict[str, int]) -> None:
+        super().__init__(why)
+        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,8 @@ class Learning:
 
     def learn(self, uploads: list[Counted], version: int, oldest_in_flight: int | None) -> Learned:
         """Train and apply the uploads that ``uploads`` stand for, on the way from ``version`` to the next. Raises
-        NothingToApply when all were refused."""
-        total = sum_for(self._strategy, self.layout, len(uploads))
+        NothingToApply when all were refused, or the model diverged."""
+        total = sum_for(self._strategy, self.layout, self._rounds.most_uploads)
         kept: list[tuple[int, int, Contribution]] = []
         refused: dict[str, int] = {}
         bytes_up = 0
@@ -134,38 +139,40 @@ class Learning:
                 # At once: a client may stand in a buffer twice, and its second upload builds on its first.
                 commit(accepted)
         if total.clients == 0 and not kept:
-            raise NothingToApply(f"all {len(uploads)} uploads were refused: {refused}")
-        return self._apply(uploads, total, kept, version, oldest_in_flight, bytes_up, refused)
-
-    def _apply(
-        self,
-        uploads: list[Counted],
-        total: Sum,
-        kept: list[tuple[int, int, Contribution]],
-        version: int,
-        oldest_in_flight: int | None,
-        bytes_up: int,
-        refused: dict[str, int],
-    ) -> Learned:
-        if self._strategy.needs == "updates":
-            kept.sort(key=lambda one: one[:2])
-            contributions = [contribution for _, _, contribution in kept]
-            self.state = self._strategy.apply_updates(self.state, contributions)
-            weight = sum(c.weight for c in contributions)
-            loss = sum(c.loss * c.weight for c in contributions) / weight
-            clients, examples = len(kept), sum(c.examples for c in contributions)
-        else:
-            self.state = self._strategy.apply(self.state, total)
-            loss, clients = total.mean_scalar("loss"), total.clients
-            examples = total.scalars["examples"]
-        oldest = version + 1 if oldest_in_flight is None else min(version + 1, oldest_in_flight)
-        if self._rounds.mode != "buffered":
-            oldest = version + 1  # who still trains on an older one will be refused
-        self._publish(version + 1, oldest)
-        if clients:
-            self.body_bytes = -(-bytes_up // clients)
+            raise NothingToApply(f"all {len(uploads)} uploads were refused", refused)
         staleness = sum(slot.staleness for slot in uploads) / len(uploads)
-        return Learned(clients, examples, loss, bytes_up, staleness, refused)
+        try:
+            self.state, learned = self._next(total, kept, Learned(0, 0, 0.0, bytes_up, staleness, refused))
+        except StateRefused as error:
+            raise NothingToApply(str(error), refused) from error
+        oldest = version + 1
+        if self._rounds.mode == "buffered" and oldest_in_flight is not None:
+            oldest = min(
+                oldest, oldest_in_flight
+            )  # elsewhere who still trains on an older one will be refused
+        self._publish(version + 1, oldest)
+        self.body_bytes = -(-bytes_up // learned.clients)
+        return learned
+
+    def _next(
+        self, total: Sum, kept: list[tuple[int, int, Contribution]], learned: Learned
+    ) -> tuple[ServerState, Learned]:
+        """The next state, and ``learned`` with what the uploads say of themselves. Raises StateRefused."""
+        if self._strategy.needs == "sum":
+            return self._strategy.apply(self.state, total), replace(
+                learned,
+                clients=total.clients,
+                examples=total.scalars["examples"],
+                loss=total.mean_scalar("loss"),
+            )
+        contributions = [contribution for _, _, contribution in sorted(kept, key=lambda one: one[:2])]
+        weight = sum(c.weight for c in contributions)
+        return self._strategy.apply_updates(self.state, contributions), replace(
+            learned,
+            clients=len(contributions),
+            examples=sum(c.examples for c in contributions),
+            loss=sum(c.loss * c.weight for c in contributions) / weight,
+        )
 
     def _cohorts(
         self, uploads: list[Counted], version: int
@@ -190,14 +197,21 @@ class Learning:
             yield cohort, published, factors
 
     def _sound(self, trained: Trained) -> tuple[Trained, dict[str, int]]:
-        """Without the clients whose vectors or loss are not finite: they cannot be coded, a device would not send."""
-        finite = np.isfinite(trained.losses)
+        """Without the clients whose vectors or loss are not finite, or too large for the scheme: they cannot be coded,
+        a device would not send."""
+        finite, small = np.isfinite(trained.losses), np.ones(len(trained.clients), np.bool_)
         with np.errstate(invalid="ignore"):
             for vector in trained.vectors.values():
                 finite &= np.isfinite(vector.sum(axis=1, dtype=np.float64))
-        if finite.all():
+                if (
+                    self._scheme is not None
+                ):  # half of what it codes: residuals are added, and are far smaller
+                    ends = np.maximum(vector.max(axis=1), -vector.min(axis=1))
+                    small &= ends <= MAX_MAGNITUDE / 2
+        if (finite & small).all():
             return trained, {}
-        return trained.at(np.flatnonzero(finite)), {"not_finite": int(np.count_nonzero(~finite))}
+        counts = {"not_finite": np.count_nonzero(~finite), "magnitude": np.count_nonzero(finite & ~small)}
+        return trained.at(np.flatnonzero(finite & small)), {rule: int(n) for rule, n in counts.items() if n}
 
     def _coded(
         self, trained: Trained, iteration: int
@@ -245,18 +259,23 @@ class Learning:
     ) -> npt.NDArray[np.bool_]:
         """Add what the rules allow; which of them it was [B]."""
         accepted = np.ones(len(contributions), np.bool_)
-        if self._strategy.needs == "updates":
-            kept += [(c, version, one) for c, one in zip(clients.tolist(), contributions, strict=True)]
-            return accepted
-        try:
-            add_all(total, contributions)
-        except ContributionRefused:
-            for place, contribution in enumerate(contributions):
-                try:
+        if self._strategy.needs == "sum":
+            try:
+                add_all(total, contributions)
+            except ContributionRefused:
+                pass  # one by one, to find which
+            else:
+                return accepted
+        for place, (client, contribution) in enumerate(zip(clients.tolist(), contributions, strict=True)):
+            try:
+                if self._strategy.needs == "sum":
                     total.add(contribution)
-                except ContributionRefused as error:
-                    refused[error.rule] = refused.get(error.rule, 0) + 1
-                    accepted[place] = False
+                else:
+                    check(contribution, total.size, total.bounds, self._strategy.summed)
+                    kept.append((client, version, contribution))
+            except ContributionRefused as error:
+                refused[error.rule] = refused.get(error.rule, 0) + 1
+                accepted[place] = False
         return accepted
 
     def save(self) -> tuple[dict[str, Any], Columns]:

@@ -27,7 +27,7 @@ CHECKPOINT = "checkpoint.npz"
 class Row:
     """One iteration as it ended. Times are virtual seconds but for ``wall_s``, which is this machine's and differs
     from run to run. ``bytes_up`` and ``bytes_down`` are those since the row before; ``metrics`` of the model after
-    it, where it was evaluated."""
+    it, where it was evaluated; uploads that were ``refused``, by rule; and the ``failure`` to make a version."""
 
     iteration: int
     version: int
@@ -47,6 +47,7 @@ class Row:
     refused: dict[str, int] | None = None
     metrics: dict[str, Any] | None = None
     wall_s: float = 0.0
+    failure: str = ""
 
 
 Evaluate = Callable[[Array], dict[str, Any]]
@@ -86,7 +87,10 @@ class Simulation:
         return self.learning.weights
 
     def run(self) -> Iterator[Row]:
-        """Go on to the job's end and give each iteration as it ends. Raises NobodyComes, StatesFull."""
+        """Go on to the job's end and give each iteration as it ends. Raises NobodyComes, StatesFull. A run from the
+        beginning writes over what the clients of an earlier one in this folder remember, whose checkpoint goes."""
+        if not self.rows and self._folder is not None:
+            (self._folder / CHECKPOINT).unlink(missing_ok=True)
         since = time.perf_counter()
         while (happened := self.world.advance()) is not None:
             new = list(self._ended(happened if isinstance(happened, Ready) else None, since))
@@ -99,13 +103,15 @@ class Simulation:
             self.checkpoint()
 
     def _ended(self, ready: Ready | None, since: float) -> Iterator[Row]:
-        learned = None
+        learned, refused, failure = None, None, ""
         if ready is not None:
             try:
                 learned = self.learning.learn(
                     ready.uploads, ready.header.version, self.world.oldest_in_flight
                 )
-            except NothingToApply:
+                refused = learned.refused
+            except NothingToApply as error:
+                refused, failure = error.refused, str(error)
                 self.world.failed()
             else:
                 self.world.applied()
@@ -134,12 +140,14 @@ class Simulation:
                 down,
                 dropped,
                 late,
-                learned.refused if mine and learned else None,
+                refused,
                 metrics if mine else None,
                 time.perf_counter() - since,
+                failure,
             )
             self._told = now
             down = dropped = late = 0
+            refused, failure = None, ""
 
     def _log(self) -> Iterator[Closed]:
         """The iterations that ended since the last row."""

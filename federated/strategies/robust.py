@@ -21,6 +21,7 @@ from federated.layout import Layout
 from federated.strategies.averaging import FedAvg
 from federated.strategies.strategy import (
     ServerState,
+    StateRefused,
     Strategy,
     Wide,
     scaled_weights,
@@ -73,7 +74,9 @@ class _FromUpdates(Strategy):
     def apply_updates(self, state: ServerState, contributions: Sequence[Contribution]) -> ServerState:
         """One iteration."""
         if len(contributions) < self.fewest():
-            raise ValueError(f"{self.name} needs {self.fewest()} updates at least, not {len(contributions)}")
+            raise StateRefused(
+                f"{self.name} needs {self.fewest()} updates at least, not {len(contributions)}"
+            )
         centre = self.centre([contribution.vectors["difference"] for contribution in contributions])
         steps = int(np.median([contribution.steps for contribution in contributions]))
         return state.following({"weights": settle(state, self.server_rate * centre, centre, steps)})

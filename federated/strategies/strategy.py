@@ -21,8 +21,13 @@ Wide = npt.NDArray[np.float64]
 Vector = npt.NDArray[Any]
 
 
+LARGEST_WEIGHT = 2.0**60
+"""What downloads on a grid can hold (``compression.download``)."""
+
+
 class StateRefused(ValueError):
-    """Bytes that are not a server's state of this layout."""
+    """Bytes that are not a server's state of this layout; or there is no next state: the model diverged, or there are
+    too few updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,14 @@ class ServerState:
     def following(
         self, vectors: Mapping[str, Vector], scalars: Mapping[str, float] | None = None
     ) -> ServerState:
-        """The state one iteration later, with these vectors and scalars replaced."""
+        """The state one iteration later, with these vectors and scalars replaced. Raises StateRefused for what is not
+        finite and weights of 2**60 or more: nobody could load or download it, so the version before must stay."""
+        for name, vector in vectors.items():
+            if not np.isfinite(vector).all():
+                raise StateRefused(f"the model diverged: {name} is not finite; lower the rates")
+        largest = np.abs(vectors["weights"]).max(initial=0.0) if "weights" in vectors else 0.0
+        if largest >= LARGEST_WEIGHT:
+            raise StateRefused(f"the model diverged: a weight reached {largest:.3g}; lower the rates")
         return replace(
             self,
             vectors={**self.vectors, **vectors},
@@ -139,11 +151,13 @@ class Strategy:
         return Contribution(update.vectors, weight, update.examples, steps, update.loss)
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:
-        """The state after an iteration whose contributions are ``total``. Raises ZeroDivisionError for none."""
+        """The state after an iteration whose contributions are ``total``. Raises ZeroDivisionError for none, and
+        StateRefused where the model diverged."""
         raise NotImplementedError(f"{self.name} needs {self.needs}")
 
     def apply_updates(self, state: ServerState, contributions: Sequence[Contribution]) -> ServerState:
-        """The state after an iteration with these contributions, sorted by client. Raises ValueError for too few."""
+        """The state after an iteration with these contributions, sorted by client. Raises StateRefused for too
+        few, and where the model diverged."""
         raise NotImplementedError(f"{self.name} needs a {self.needs}")
 
 
@@ -161,13 +175,19 @@ def settle(state: ServerState, change: Wide, mean: Wide, most_steps: int) -> Arr
     now = state.weights.astype(np.float64)
     if layout.only_weights:
         now += change
-        return now.astype(np.float32)
+        return _narrowed(now)
     trained, statistics, counters = layout.mask("weight"), layout.mask("statistic"), layout.mask("counter")
     now[trained] += change[trained]
     now[statistics] += mean[statistics]
     now[layout.nonnegative] = np.maximum(now[layout.nonnegative], 0.0)
     now[counters] = np.minimum(now[counters] + most_steps, LARGEST_INTEGER)
-    return now.astype(np.float32)
+    return _narrowed(now)
+
+
+def _narrowed(vector: Wide) -> Array:
+    """As float32; beyond it infinite, which ``following`` refuses."""
+    with np.errstate(over="ignore"):
+        return vector.astype(np.float32)
 
 
 def trained_only(layout: Layout, vector: Array) -> Array:

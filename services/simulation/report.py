@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -39,7 +40,9 @@ def cells(row: Row) -> tuple[str, ...]:
 def line(row: Row) -> str:
     """A row as one line."""
     named = zip(_IN_FULL[1:], cells(row)[1:], strict=True)
-    return f"iteration {row.iteration}: " + ", ".join(f"{name} {cell}" for name, cell in named if cell)
+    text = ", ".join(f"{name} {cell}" for name, cell in named if cell)
+    refused = "".join(f", refused {count} ({rule})" for rule, count in (row.refused or {}).items())
+    return f"iteration {row.iteration}: {text}{refused}" + (f": {row.failure}" if row.failure else "")
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
         "trained": sum(row.trained for row in rows),
         "dropped": sum(row.dropped for row in rows),
         "late": sum(row.late for row in rows),
+        "refused": dict(sum((Counter(row.refused or {}) for row in rows), Counter[str]())),
         "bytes_up": sum(row.bytes_up for row in rows),
         "bytes_down": sum(row.bytes_down for row in rows),
         "virtual_s": rows[-1].closed_s if rows else 0.0,
@@ -88,6 +92,14 @@ def summary(rows: Sequence[Row], final: Mapping[str, Any]) -> list[str]:
         f"{found['wall_s']:.1f} s here",
         f"sent {size(found['bytes_up'])} up and {size(found['bytes_down'])} down",
     ]
+    if refused := found["refused"]:
+        rules = ", ".join(f"{count:,} by rule {rule}" for rule, count in sorted(refused.items()))
+        lines.append(
+            f"uploads refused: {rules}; training diverges there: lower training.rate, or set training.clip_norm"
+        )
+    failures = [row.failure for row in rows if row.failure]
+    if failures:
+        lines.append(f"{len(failures)} iterations made no version, the last because {failures[-1]}")
     spread, against = final.get("distribution"), final.get("global_against_local")
     if spread is not None:
         lines.append(

@@ -605,3 +605,19 @@ def test_a_text_model_learns_federatedly() -> None:
         state = step(strategy, state, updates)
     counted = model.metrics(state.weights, rows[:, :3], rows[:, 3])
     assert counted.right == counted.seen
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"norm_bound"}))
+def test_a_diverging_model_is_refused_where_it_is_made_not_where_it_is_loaded(name: str) -> None:
+    strategy = make_strategy(name, **OPTIONS.get(name, {}), server_rate=1e30)
+    state = strategy.init(LAYOUT, START)
+    updates = make_updates(7, 3, strategy.summed)
+    with pytest.raises(StateRefused, match="diverged"):
+        step(strategy, state, updates)
+    assert ServerState.from_bytes(state.to_bytes(), LAYOUT).weights.tolist() == START.tolist()
+
+
+def test_a_next_state_beyond_float32_is_refused_by_name() -> None:
+    state = make_strategy("fedavg", server_rate=1e300).init(LAYOUT, START)
+    with pytest.raises(StateRefused, match="weights is not finite"):
+        step(make_strategy("fedavg", server_rate=1e300), state, make_updates(3, 3))
