@@ -57,6 +57,15 @@ def build(
     job = replace(job, data=replace(job.data, clients=federation.clients))
     job.check()
     simulation, seed = job.simulation, job.job.seed
+    if model is None and (job.model.name == "text") != _of_characters(federation):
+        raise JobRefused(
+            f"model {job.model.name} does not fit {federation.name}: "
+            + (
+                "model text takes characters"
+                if job.model.name == "text"
+                else "its inputs are numbers of things"
+            )
+        )
     model = model or job.make_model(federation.features, federation.classes)
     try:
         habits = read_section(Habits, simulation.habits, "habits")
@@ -111,6 +120,12 @@ def fingerprint(job: FederatedJob, federation: Federation, trace: str | None) ->
     digest.update(np.ascontiguousarray(federation.training.rows).tobytes())
     digest.update((trace or "").encode())
     return digest.hexdigest()[:32]
+
+
+def _of_characters(federation: Federation) -> bool:
+    """Whether inputs are numbers of classes, as the next character's are."""
+    inputs = federation.inputs
+    return inputs.dtype.kind in "iu" and (inputs.size == 0 or int(inputs.max()) < federation.classes)
 
 
 def first_weights(simulation: Simulation) -> Array:

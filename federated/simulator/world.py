@@ -175,6 +175,7 @@ class World:
             if deadline_s is not None and deadline_s <= body_s:
                 self.now_s = max(self.now_s, deadline_s)
                 if self.desk.tick(self.now_s):
+                    self._forget_lost()
                     return Voided(self.now_s)
             else:
                 until_s = max(body_s, self.now_s) + self._grain_s
@@ -345,7 +346,15 @@ class World:
                 del self._counted[client, slot.started]
                 found.append(Counted(client, slot.started, slot.staleness))
             self.desk.deliver(task, self.now_s)
+        self._forget_lost()
         return found
+
+    def _forget_lost(self) -> None:
+        """Forget counted uploads that no iteration will learn: those of iterations that ended invalid. The last ones
+        wait for the next buffer."""
+        lost = len(self._counted) - self.desk.header().next_uploads
+        for place in list(self._counted)[:lost]:
+            del self._counted[place]
 
     def _name(self, client: int) -> str:
         return self._names.get(client) or str(client)

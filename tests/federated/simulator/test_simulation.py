@@ -282,6 +282,38 @@ def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path:
     assert 15 < int(rest.splitlines()[0]) <= 22
 
 
+def test_a_run_begun_anew_takes_the_checkpoint_of_the_one_before_away(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "strategy": "scaffold", "options": {"population": 30}, "rounds": iterations(8), "checkpoint_every": 4,
+    }  # fmt: skip
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+    whole = simulate(tmp_path / "whole", **settings)
+    finish(whole)
+    for stop_after in (6, 2):  # the second writes over what the first one's clients remember
+        cut = simulate(tmp_path / "parts", **settings)
+        for _, _ in zip(range(stop_after), cut.run(), strict=False):
+            pass
+        cut.close()
+    again = simulate(tmp_path / "parts", **settings)
+    assert not again.resume()
+    finish(again)
+    assert np.array_equal(again.weights, whole.weights)
+
+
+def test_uploads_of_invalid_iterations_are_forgotten(tmp_path: Path) -> None:
+    rounds = RoundSettings(
+        mode="buffered", buffer_size=10, max_concurrency=20, fl_iteration_num=60,
+        global_iteration_time_window_s=100.0, update_model_ratio=Decimal(1), aggregation_group=4,
+    )  # fmt: skip
+    simulation = simulate(tmp_path, rounds=rounds, habits=Habits(dropout=0.5, check_in_s=120.0), check=False)
+    rows = finish(simulation)
+    assert sum(not row.valid and row.uploads > 0 for row in rows) > 5
+    assert sum(row.valid for row in rows) > 5
+    assert len(simulation.world._counted) < rounds.buffer_size
+    assert len(simulation.learning.downloads.published) <= rounds.max_staleness + 1
+
+
 def test_a_checkpoint_of_other_settings_or_damaged_is_refused(tmp_path: Path) -> None:
     finish(simulate(tmp_path, rounds=iterations(2), check=False))
     other = simulate(tmp_path, rounds=iterations(2), check=False)
@@ -304,6 +336,36 @@ def test_a_diverging_client_is_left_out_and_the_round_goes_on(tmp_path: Path) ->
     refused = sum((row.refused or {}).get("not_finite", 0) for row in rows)
     assert refused > 0
     assert all(row.valid and row.trained + sum((row.refused or {}).values()) == row.uploads for row in rows)
+    assert np.isfinite(simulation.weights).all()
+
+
+@pytest.mark.parametrize("rate", [1e14, 1e30])
+@pytest.mark.parametrize("strategy", ["fedavg", "krum"])
+@pytest.mark.parametrize("compression", ["", "quantise:1"])
+def test_where_everyone_diverges_iterations_are_invalid_and_say_why(
+    compression: str, strategy: str, rate: float, tmp_path: Path
+) -> None:
+    simulation = simulate(
+        tmp_path,
+        strategy=strategy,
+        compression=compression,
+        rounds=iterations(3),
+        training=LocalTraining(steps=3, rate=rate),
+    )
+    before = simulation.weights.copy()
+    rows = finish(simulation)
+    assert [row.valid for row in rows] == [False] * 3
+    assert all(sum((row.refused or {}).values()) == row.uploads and "refused" in row.failure for row in rows)
+    assert np.array_equal(simulation.weights, before)
+
+
+def test_a_model_that_leaves_its_range_is_not_published(tmp_path: Path) -> None:
+    simulation = simulate(
+        tmp_path, strategy="fedavg", options={"server_rate": 1e30}, download_bits=8, rounds=iterations(2)
+    )
+    rows = finish(simulation)
+    assert [row.valid for row in rows] == [False] * 2
+    assert all("diverged" in row.failure for row in rows)
     assert np.isfinite(simulation.weights).all()
 
 
