@@ -24,7 +24,18 @@ from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
 from federated.sections import SectionRefused, read_section, unknown, write_tables
 from federated.selection import RULES, Capability, Everyone, FairnessCap, Selection, make_selection
-from federated.strategies import STRATEGIES, Median, MultiKrum, Strategy, TrimmedMean, make_strategy
+from federated.strategies import (
+    STRATEGIES,
+    AdaptiveFrequency,
+    FedNova,
+    FedProx,
+    Median,
+    MultiKrum,
+    Scaffold,
+    Strategy,
+    TrimmedMean,
+    make_strategy,
+)
 from federated.sums import Bounds
 
 
@@ -46,6 +57,10 @@ class JobSection:
 
     name: str = "job"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"job.seed must be at least 0 and below 2**63, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +152,8 @@ class FederatedJob:
             return make_model(self.model.name, features=features, classes=classes, **self.model.options)
 
     def make_strategy(self) -> Strategy:
-        """The strategy, with the cap on examples and the population that the job says. Raises JobRefused."""
+        """The strategy, with the cap on examples, the population and the local training that the job says. Raises
+        JobRefused."""
         options = dict(self.strategy.options)
         kind = STRATEGIES.get(self.strategy.name)
         known = {option.name for option in dataclasses.fields(kind)} if kind is not None else set()
@@ -147,6 +163,11 @@ class FederatedJob:
             options["max_examples"] = self.rounds.max_examples
         if "population" in known and self.population is not None:
             options.setdefault("population", self.population)
+        if kind is FedNova:
+            for name in ("momentum", "proximal", "rate"):
+                options.setdefault(name, getattr(self.training, name))
+        if kind is AdaptiveFrequency and self.training.steps is not None:
+            options.setdefault("steps", self.training.steps)
         with _refusing("strategy"):
             return make_strategy(self.strategy.name, **options)
 
@@ -175,8 +196,6 @@ class FederatedJob:
         """Raise JobRefused with the reason unless all parts go together."""
         with _refusing("job.name"):
             Keys(self.job.name)
-        if not 0 <= self.job.seed < 2**63:
-            raise JobRefused(f"job.seed must be at least 0 and below 2**63, not {self.job.seed}")
         if self.population is not None and self.population < 1:
             raise JobRefused(f"data.clients must be at least 1, not {self.population}")
         strategy, selection = self.make_strategy(), self.make_selection()
@@ -207,9 +226,27 @@ class FederatedJob:
             raise JobRefused(
                 "fedsgd takes one gradient over all examples: leave training.steps and training.epochs out"
             )
-        thresholds = rounds.thresholds
+        self._check_training(strategy)
         with _refusing("rounds"):
-            Bounds(max(thresholds.starts_close, thresholds.uploads_close), strategy.largest_weight)
+            Bounds(rounds.most_uploads, strategy.largest_weight)
+
+    def _check_training(self, strategy: Strategy) -> None:
+        training = self.training
+        if isinstance(strategy, Scaffold) and training.momentum:
+            raise JobRefused("scaffold measures its controls on plain steps: set training.momentum = 0")
+        if isinstance(strategy, FedProx) and training.proximal not in (0.0, strategy.proximal):
+            raise JobRefused(
+                f"fedprox asks devices for strategy.proximal {strategy.proximal:g}: leave training.proximal out"
+            )
+        if isinstance(strategy, FedNova):
+            for name in ("momentum", "proximal"):
+                if getattr(strategy, name) != getattr(training, name):
+                    raise JobRefused(
+                        f"fednova counts effective steps by strategy.{name} {getattr(strategy, name):g}, and devices "
+                        f"train by training.{name} {getattr(training, name):g}: leave strategy.{name} out"
+                    )
+            if strategy.proximal and strategy.rate != training.rate:
+                raise JobRefused("fednova needs the devices' rate: leave strategy.rate out")
 
     def _check_selection(self, selection: Selection) -> None:
         if self.rounds.kind == "cross_silo" and not isinstance(selection, Everyone):

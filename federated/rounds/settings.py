@@ -12,6 +12,7 @@ Kind = Literal["cross_device", "cross_silo"]
 Absent = Literal["void", "proceed"]
 
 MOST_UPLOADS = 1_000_000  # of one iteration: its slots and groups stay countable
+LEAST_WEIGHT = 2.0**-30  # of an upload: one unit of ``sums.SCALE``, below which it would be refused
 
 
 class SettingsRefused(ValueError):
@@ -149,6 +150,11 @@ class RoundSettings:
                 self.max_concurrency >= self.buffer_size,
                 f"max_concurrency {self.max_concurrency} can never fill a buffer of {self.buffer_size}",
             )
+            _require(
+                self.weight(1, self.max_staleness) >= LEAST_WEIGHT,
+                f"an upload that is max_staleness {self.max_staleness} versions old weighs less than 2**-30 by "
+                f"staleness_exponent {self.staleness_exponent:g}, and would be refused: lower one of them",
+            )
         _require(
             self.thresholds.starts_close <= MOST_UPLOADS, f"an iteration holds at most {MOST_UPLOADS} clients"
         )
@@ -181,6 +187,11 @@ class RoundSettings:
         starts = self.start_fl_job_threshold
         close = share_of(uploads, self.over_selection) if self.mode == "over_selection" else starts
         return Thresholds(close, starts, uploads, uploads)
+
+    @property
+    def most_uploads(self) -> int:
+        """The most uploads that one iteration may sum: what ``sums.Bounds`` proves is proved for it."""
+        return max(self.thresholds.starts_close, self.thresholds.uploads_close)
 
     @property
     def takes_early_uploads(self) -> bool:

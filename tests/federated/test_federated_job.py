@@ -10,7 +10,7 @@ from federated.job import FederatedJob, JobRefused, load_job, read_job
 from federated.rounds import RoundSettings
 from federated.sections import quantity, write_tables
 from federated.selection import AllOf
-from federated.strategies import FedAdam, Scaffold
+from federated.strategies import AdaptiveFrequency, FedAdam, FedNova, Scaffold
 
 WRITTEN = """
 [job]
@@ -118,6 +118,17 @@ def test_scaffold_takes_its_population_from_the_data() -> None:
     assert strategy.population == 20
 
 
+def test_fednova_counts_steps_as_devices_take_them_and_adaptive_begins_with_theirs() -> None:
+    nova = load_job(minimal(strategy={"name": "fednova"}, training={"momentum": 0.9})).make_strategy()
+    assert isinstance(nova, FedNova)
+    assert nova.effective_steps(3) == pytest.approx(
+        1 + 1.9 + 2.71
+    )  # what each of three steps adds, with its echoes
+    adaptive = load_job(minimal(strategy={"name": "adaptive"}, training={"steps": 7})).make_strategy()
+    assert isinstance(adaptive, AdaptiveFrequency)
+    assert adaptive.steps == 7
+
+
 BUFFERED = {"mode": "buffered", "buffer_size": 5, "max_concurrency": 10}
 SILO = {"kind": "cross_silo", "members": ["north", "south"]}
 
@@ -157,6 +168,10 @@ SILO = {"kind": "cross_silo", "members": ["north", "south"]}
         (minimal(simulation={"availability": "trace"}), "simulation.trace"),
         (minimal(servers={"part_bytes": "2GiB"}), "part_bytes"),
         (minimal(strategy={"name": "fedsgd"}, training={"epochs": 2}), "fedsgd takes one gradient"),
+        (minimal(strategy={"name": "scaffold", "population": 9}, training={"momentum": 0.9}), "plain steps"),
+        (minimal(strategy={"name": "fedprox"}, training={"proximal": 0.1}), "leave training.proximal out"),
+        (minimal(strategy={"name": "fednova", "momentum": 0.5}), "leave strategy.momentum out"),
+        (minimal(strategy={"name": "fednova"}, training={"momentum": 0.5, "proximal": 0.1}), "no momentum"),
         (minimal(selection={"name": "capability", "deadline_s": 301.0}), "beyond the update window"),
         (
             minimal(selection={"name": "fairness", "most": 1, "window": 5}, data={"clients": 50}),
