@@ -27,6 +27,7 @@ _CODES: Final = {
     "services.demo.stack.StackFailed": Exit.NOT_READY,
     "services.datasets.errors.BadRows": Exit.BAD_INPUT,
     "services.datasets.importer.NotProcessed": Exit.NOT_PROCESSED,
+    "services.datasets.errors.DatasetUnsuited": Exit.SETTINGS,
     "services.datasets.errors.DatasetError": Exit.DATA_UNAVAILABLE,
     "services.demo.rest.RestError": Exit.REFUSED,
     "services.freshness.measure.MeasurementFailed": Exit.NOT_RUNNING,

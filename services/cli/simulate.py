@@ -107,7 +107,7 @@ def simulate(
     if alpha is not None:
         if partition not in (None, "dirichlet"):
             raise CommandFailed(Exit.USAGE, f"--alpha is of --partition dirichlet, not of {partition}")
-        partition = f"dirichlet:{alpha:g}"
+        partition = f"dirichlet:{alpha!r}"
     if resume and job is None and out is not None:
         job = out / JOB
     flags = {
@@ -165,6 +165,7 @@ def _prepare(
     from services.simulation.settings import (
         complete,
         data_section,
+        job_section,
         put,
         read_assignments,
         read_tables,
@@ -178,7 +179,7 @@ def _prepare(
         tables.get("training", {}).pop("steps", None)
     put(tables, flags)
     put(tables, read_assignments(assignments))
-    data, seed = data_section(tables), tables.get("job", {}).get("seed", 0)
+    data, seed = data_section(tables), job_section(tables).seed
     more: dict[str, Any] = {} if data.context is None else {"context": data.context}
     if data.view is not None:
         more["view"] = data.view

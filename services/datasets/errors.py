@@ -4,6 +4,7 @@ Exceptions::
 
     DatasetError             the data set cannot be had or used
     ├── DatasetUnavailable   no source could be reached; carries each source's reason
+    ├── DatasetUnsuited      the data are there and cannot be dealt out as asked
     ├── DatasetDamaged       what was received is not what was published
     └── BadRows              a folder's files have wrong rows; carries the first of them
 """
@@ -19,6 +20,10 @@ class DatasetError(Exception):
 
 class DatasetUnavailable(DatasetError):
     """No source could be reached."""
+
+
+class DatasetUnsuited(DatasetError):
+    """The data are there and cannot be dealt out as asked."""
 
 
 class DatasetDamaged(DatasetError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from federated.data import Federation
-from federated.job import DataSection, FederatedJob, JobRefused, load_job, read_job
+from federated.job import DataSection, FederatedJob, JobRefused, JobSection, load_job, read_job
 
 Tables = dict[str, dict[str, Any]]
 
@@ -76,8 +76,16 @@ def _value(text: str) -> Any:
 
 def data_section(tables: Tables) -> DataSection:
     """The data section alone, before the data are there. Raises JobRefused."""
-    wanted = {"rounds": {"start_fl_job_threshold": 1}, "data": tables.get("data", {})}
-    return read_job(wanted).data
+    return _alone(tables, "data").data
+
+
+def job_section(tables: Tables) -> JobSection:
+    """The job section alone. Raises JobRefused."""
+    return _alone(tables, "job").job
+
+
+def _alone(tables: Tables, title: str) -> FederatedJob:
+    return read_job({"rounds": {"start_fl_job_threshold": 1}, title: tables.get(title, {})})
 
 
 def complete(tables: Tables, federation: Federation) -> FederatedJob:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from federated.data import Federation, Table, federate, federate_augmented
 from federated.partition import PartitionImpossible, parse_partition
 from services.datasets import movielens
-from services.datasets.errors import DatasetError
+from services.datasets.errors import DatasetError, DatasetUnsuited
 from services.datasets.federations import scikit
 from services.datasets.federations.owned import BY_USER, Owned
 
@@ -47,13 +47,13 @@ def open_federation(
         if isinstance(found, Owned):
             return found.federation(clients, seed, partition), notes
         if partition == BY_USER:
-            raise DatasetError(
+            raise DatasetUnsuited(
                 f"nobody owns the rows of {found.name}; partition it by iid, dirichlet:0.5, ..."
             )
         count = _DEFAULT_CLIENTS if clients is None else clients
         return _divided(found, count, seed, partition or "iid"), notes
     except PartitionImpossible as error:
-        raise DatasetError(f"{name}: {error}") from error
+        raise DatasetUnsuited(f"{name}: {error}") from error
     except ValueError as error:
         raise DatasetError(str(error)) from error
 
