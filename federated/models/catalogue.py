@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from federated.models.model import Model
 from federated.models.perceptron import Perceptron, softmax_regression
@@ -21,14 +22,28 @@ def _text(features: int, classes: int, embedding: int = 8, hidden: int = 64) -> 
     return NextCharacter(classes, features, embedding, hidden)
 
 
-MODELS: dict[str, Callable[..., Model]] = {"perceptron": _perceptron, "softmax": _softmax, "text": _text}
+def _items(features: int, classes: int, **options: Any) -> Model:
+    # Recommendation builds on models: imported where it is asked for.
+    from federated.recommendation.model import item_table
+
+    if features != classes:
+        raise ValueError(f"model items has a column for each of its {classes} items, not {features}")
+    return item_table(classes, **options)
+
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "perceptron": _perceptron,
+    "softmax": _softmax,
+    "text": _text,
+    "items": _items,
+}
 
 
 def make_model(name: str, *, features: int, classes: int, **options: object) -> Model:
-    """The model ``name`` for rows of F features (for text: of F characters) and C classes (characters).
+    """The model ``name`` for rows of F features (for text: of F characters) and C classes (characters; items).
 
-    ``options`` are the model's own: ``hidden`` (a width, or several for a perceptron), ``embedding``. Raises ValueError
-    for an unknown name or option.
+    ``options`` are the model's own: ``hidden`` (a width, or several for a perceptron), ``embedding``; of items ``dim``
+    and what else ``recommendation.model.item_table`` takes. Raises ValueError for an unknown name or option.
     """
     if name not in MODELS:
         raise ValueError(f"model {name!r} is none of {', '.join(sorted(MODELS))}")

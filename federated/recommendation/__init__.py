@@ -13,9 +13,11 @@ from federated.recommendation.learning import (
     table_of,
 )
 from federated.recommendation.liked import LeaveOneOut, Liked, by_device, draw_negatives, leave_last_out
+from federated.recommendation.model import ItemTable, device_rows, load_known
 from federated.recommendation.objective import Objective, Softmax, SquaredError, initial_table, table_layout
 
 __all__ = [
+    "ItemTable",
     "LeaveOneOut",
     "Liked",
     "Objective",
@@ -27,12 +29,14 @@ __all__ = [
     "cohort_of",
     "cohort_updates",
     "default_strategy",
+    "device_rows",
     "device_update",
     "draw_negatives",
     "evaluate",
     "initial_table",
     "learn",
     "leave_last_out",
+    "load_known",
     "pooled",
     "popular",
     "rank_held_out",

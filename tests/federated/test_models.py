@@ -100,7 +100,7 @@ def test_models_are_made_by_name_and_refuse_what_they_do_not_know() -> None:
     text = make_model("text", features=6, classes=30, embedding=4, hidden=10)
     assert text == NextCharacter(30, 6, 4, 10)
     assert text.name == "text"
-    with pytest.raises(ValueError, match=r"'cnn' is none of perceptron, softmax, text"):
+    with pytest.raises(ValueError, match=r"'cnn' is none of items, perceptron, softmax, text"):
         make_model("cnn", features=4, classes=2)
     with pytest.raises(ValueError, match="depth"):
         make_model("softmax", features=4, classes=2, depth=3)
