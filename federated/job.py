@@ -2,13 +2,14 @@
 
     JobRefused (ValueError)     the file cannot be read, a key or value is wrong, or parts do not go together
 
-Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers. Those of models,
+Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers, into. Those of models,
 strategies and selection hold a ``name`` and whatever options that one has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,7 +69,8 @@ class DataSection:
     """Whose data: a data set's name or path, over ``clients`` by ``partition`` ("iid", "dirichlet:0.1", "label:2", …).
 
     None leaves the data set's own rule. ``features`` and ``classes`` need only be told to servers, which see no data.
-    ``context`` is the window of text in characters, ``view`` what ratings are seen as.
+    ``context`` is the window of text in characters, ``view`` what ratings are seen as, ``items`` the ids of a model
+    of items, by number.
     """
 
     name: str = "digits"
@@ -78,6 +80,11 @@ class DataSection:
     classes: int | None = None
     context: int | None = None
     view: str | None = None
+    items: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.items)) < len(self.items):
+            raise ValueError("data.items names an item twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,19 @@ class ServersSection:
 
 
 @dataclass(frozen=True, slots=True)
+class IntoSection:
+    """Where else what a job of items learns goes: into the served ``model`` of the stack that its servers belong to
+    ("": nowhere). An iteration counts there as ``weight`` samples of a trainer."""
+
+    model: str = ""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.weight < math.inf:
+            raise ValueError(f"into.weight must be positive, not {self.weight}")
+
+
+@dataclass(frozen=True, slots=True)
 class FederatedJob:
     """All of a job. ``load_job`` reads and checks one."""
 
@@ -141,11 +161,16 @@ class FederatedJob:
     compression: CompressionSection = CompressionSection()
     simulation: SimulationSection = SimulationSection()
     servers: ServersSection = ServersSection()
+    into: IntoSection = IntoSection()
 
     def make_model(self, features: int | None = None, classes: int | None = None) -> Model:
         """The model for rows of F features and C classes, which the data may tell, else the file must. Raises
         JobRefused."""
-        features, classes = features or self.data.features, classes or self.data.classes
+        named = len(self.data.items) or None
+        features = features or self.data.features or named
+        classes = classes or self.data.classes or named
+        if named is not None and classes != named:
+            raise JobRefused(f"data.items names {named} items, and the data have {classes}")
         if features is None or classes is None:
             raise JobRefused("the model's size is unknown: set data.features and data.classes")
         with _refusing("model"):
@@ -206,6 +231,10 @@ class FederatedJob:
         self._check_selection(selection)
         self._check_population()
         self._check_simulation()
+        if self.into.model and self.model.name != "items":
+            raise JobRefused(
+                f"into: what model {self.model.name} learns is not about items; set model.name = \"items\""
+            )
 
     def _check_strategy(self, strategy: Strategy) -> None:
         rounds = self.rounds
@@ -353,6 +382,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "compression": CompressionSection,
     "simulation": SimulationSection,
     "servers": ServersSection,
+    "into": IntoSection,
 }
 
 

@@ -1,6 +1,7 @@
+import tomllib
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -227,3 +228,34 @@ def test_any_table_is_written_as_toml(table: dict[str, Any]) -> None:
     read = tomllib.loads(write_tables({"one": table, "two": {"inner": {"x": 1}}}))
     assert read["two"] == {"inner": {"x": 1}}
     assert repr(read.get("one", {})) == repr(table)
+
+
+class TestItems:
+    TABLES: ClassVar[dict[str, Any]] = {
+        "rounds": {"start_fl_job_threshold": 4},
+        "model": {"name": "items", "dim": 4},
+        "data": {"items": ["a", 'b "two"', "ü"]},
+        "into": {"model": "main", "weight": 20},
+    }
+
+    def test_a_job_of_items_has_their_number_and_reads_back_the_same(self) -> None:
+        job = load_job(self.TABLES)
+        assert job.make_model().layout().size == 3 * 4
+        assert job.into.weight == 20.0
+        assert load_job(tomllib.loads(job.to_toml())) == job
+
+    @pytest.mark.parametrize(
+        ("changed", "why"),
+        [
+            ({"model": {"name": "softmax"}}, "not about items"),
+            ({"data": {"items": ["a", "a"]}}, "names an item twice"),
+            ({"into": {"model": "main", "weight": 0}}, "weight must be positive"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused(self, changed: dict[str, Any], why: str) -> None:
+        with pytest.raises(JobRefused, match=why):
+            load_job({**self.TABLES, **changed})
+
+    def test_more_items_than_names_are_refused(self) -> None:
+        with pytest.raises(JobRefused, match="names 3 items"):
+            load_job({**self.TABLES, "data": {"items": ["a", "b", "c"], "classes": 4}}).make_model()
