@@ -22,7 +22,7 @@ from federated.client_http import Call, Clock, HttpTransport
 from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of
 from federated.client_steps import Budget, Done
 from federated.client_trainer import Trainer, client_number
-from federated.compression import DownloadChain
+from federated.compression import DownloadChain, receive
 from federated.device import COMPRESSION, INITIAL, ControlVariates, Update, device_generator, local_update
 from federated.job import FederatedJob, load_job
 from federated.payload import decode_update, encode_update, shared_seed
@@ -62,7 +62,7 @@ def rows(client: str) -> tuple[Array, np.ndarray]:
 
 
 def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Array:
-    """The weights after ``iterations`` in which all ``clients`` take part, by one process: no server, no store."""
+    """What devices would start from after ``iterations`` in which all ``clients`` took part, by one process alone."""
     model, strategy, scheme = job.make_model(), job.make_strategy(), job.make_scheme()
     layout, seed = model.layout(), job.job.seed
     grid = job.make_grid(layout)
@@ -98,7 +98,7 @@ def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Arr
         state = strategy.apply(state, total)
         if chain is not None:
             chain.publish(state.weights)
-    return state.weights
+    return state.weights if chain is None else chain.vector()
 
 
 @dataclass
@@ -225,14 +225,17 @@ def state(url: str, name: str = "job") -> dict[str, Any]:
 def model(
     url: str, name: str, version: int, job: FederatedJob, client: str = "anybody", token: str = ""
 ) -> Array:
-    """The weights that a server hands out, of a job whose downloads are whole models."""
+    """The weights that a server hands out."""
     from federated.wire import decode_model
 
     with HttpTransport([url], token) as transport:
         answer = transport.send(Call("GET", f"/v1/fl/jobs/{name}/clients/{client}/models/{version}"))
     assert answer.status == 200, answer
-    size = job.make_model().layout().size
-    return np.frombuffer(decode_model(answer.body, size).model, "<f4").astype(np.float32)
+    layout = job.make_model().layout()
+    whole, grid = decode_model(answer.body, layout.size).model, job.make_grid(layout)
+    return (
+        np.frombuffer(whole, "<f4").astype(np.float32) if grid is None else receive(grid, whole).vector(grid)
+    )
 
 
 def wait_for(url: str, name: str = "job", timeout_s: float = 60.0, **wanted: Any) -> dict[str, Any]:
