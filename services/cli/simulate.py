@@ -108,8 +108,8 @@ def simulate(
         if partition not in (None, "dirichlet"):
             raise CommandFailed(Exit.USAGE, f"--alpha is of --partition dirichlet, not of {partition}")
         partition = f"dirichlet:{alpha!r}"
-    if resume and job is None and out is not None:
-        job = out / JOB
+    if resume and job is None and out is not None and (out / JOB).exists():
+        job = out / JOB  # else it was killed before it wrote one: nothing to go on from
     flags = {
         "data.name": dataset, "data.clients": clients, "data.partition": partition,
         "rounds.fl_iteration_num": rounds, "rounds.start_fl_job_threshold": cohort,
@@ -132,7 +132,7 @@ def simulate(
         if resume and not built.simulation.resume():
             note(f"there is no checkpoint in {folder}: starting from the beginning")
         if out is not None:
-            (folder / JOB).write_text(wanted.to_toml())
+            _keep_job(wanted, folder)
         with _showing(options.json, wanted.rounds.fl_iteration_num) as show:
             for row in built.simulation.rows[-SHOWN:]:
                 show(row)
@@ -229,6 +229,12 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{folder} cannot be written to: {error.strerror}") from error
+
+
+def _keep_job(job: FederatedJob, folder: Path) -> None:
+    from federated.simulator.checkpoints import write_whole
+
+    write_whole(folder / JOB, job.to_toml().encode())  # --resume reads it, whenever this run is killed
 
 
 def _report(built: Built, job: FederatedJob, federation: Federation, first: Any) -> dict[str, Any]:

@@ -102,6 +102,17 @@ def test_resuming_a_finished_run_reports_it_again_and_other_settings_are_refused
     assert "other settings" in err
     code, _, err = simulate("--resume")
     assert code == Exit.USAGE
+    code, _, err = simulate(*QUICK, "--rounds", "3", "--resume", "--out", "new")
+    assert code == Exit.OK
+    assert "no checkpoint" in err
+
+
+def test_where_training_diverges_the_run_ends_and_says_what_to_lower(simulate: Run) -> None:
+    code, out, _ = simulate(*QUICK, "--rounds", "2", "--rate", "1e30", "--compression", "quantise:8")
+    assert code == Exit.OK
+    assert "0 of 2 iterations were valid" in out
+    assert "by rule not_finite" in out
+    assert "lower training.rate" in out
 
 
 @pytest.mark.parametrize(
@@ -111,6 +122,10 @@ def test_resuming_a_finished_run_reports_it_again_and_other_settings_are_refused
         (("--compression", "quantise:1,top_k:0.1"), Exit.SETTINGS, "compression.upload"),
         (("--engine", "jax"), Exit.SETTINGS, "engine"),
         (("--cohort", "21"), Exit.SETTINGS, "there are 20 clients"),
+        (("--model", "text"), Exit.SETTINGS, "model text takes characters"),
+        (("--partition", "user"), Exit.SETTINGS, "nobody owns the rows"),
+        (("--alpha", "nan"), Exit.SETTINGS, "alpha must be positive"),
+        (("--with", "job.seed=abc"), Exit.SETTINGS, "job.seed must be a whole number"),
         (("--with", "training.speed=1"), Exit.SETTINGS, "training"),
         (("--with", "rate=1"), Exit.SETTINGS, "not SECTION.KEY=VALUE"),
         (("--with", "simulation.habits.speed=1"), Exit.SETTINGS, "habits: the key 'speed' is unknown"),
