@@ -15,6 +15,7 @@ from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
+    from federated.client_steps import Done, Spent
     from federated.data import Federation
     from federated.job import FederatedJob
     from services.cli.client import Api
@@ -168,12 +169,23 @@ def join(
     if options.json:
         print_json(came)
     else:
-        note(
-            f"{done.why}: "
-            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in came.items() if key != "ended")
-        )
+        note(_how_it_ended(device.spent, done))
     if done.why == "refused":
         raise CommandFailed(Exit.REFUSED, done.detail)
+
+
+def _how_it_ended(spent: Spent, done: Done) -> str:
+    from services.simulation.report import size
+
+    ends = {
+        "finished": "the job is over", "refused": "refused", "rounds": "as many updates as were wanted",
+        "seconds": "the time is used up", "bytes": "the bytes are used up",
+    }  # fmt: skip
+    loss = f"; last loss {spent.losses[-1]:.4f}" if spent.losses else ""
+    return (
+        f"{ends[done.why]}: {spent.accepted} updates counted, {spent.refused} not, {spent.lost} requests lost; "
+        f"sent {size(spent.sent)}, received {size(spent.received)}{loss}"
+    )
 
 
 def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
