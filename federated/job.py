@@ -2,8 +2,8 @@
 
     JobRefused (ValueError)     the file cannot be read, a key or value is wrong, or parts do not go together
 
-Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers, into. Those of models,
-strategies and selection hold a ``name`` and whatever options that one has.
+Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers, into. Those of
+models, strategies and selection hold a ``name`` and whatever options that one has.
 """
 
 from __future__ import annotations

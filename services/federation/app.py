@@ -36,6 +36,7 @@ from services.federation.enrolment import enrol
 from services.federation.figures import Figures
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
+from services.federation.outbox import Pushed
 from services.federation.registry import JobConflict, Member
 from services.federation.requests import (
     client_of,
@@ -92,7 +93,7 @@ class Jobs(Protocol):
 
     async def states(self) -> list[dict[str, Any]]: ...
 
-    async def log(self, name: str) -> list[tuple[Closed, Figures | None]]: ...
+    async def log(self, name: str) -> list[tuple[Closed, Figures | None, Pushed | None]]: ...
 
     async def change(self, name: str, what: Literal["stop", "resume"]) -> dict[str, Any]: ...
 
@@ -258,8 +259,13 @@ class OperatorRoutes:
         """How each iteration ended, and what came of the valid ones."""
         ended = await self._jobs.log(request.path_params["job"])
         rows = [
-            {**asdict(closed), "why": closed.why.value, **({} if figures is None else asdict(figures))}
-            for closed, figures in ended
+            {
+                **asdict(closed),
+                "why": closed.why.value,
+                **({} if figures is None else asdict(figures)),
+                **({} if pushed is None else {"pushed": asdict(pushed)}),
+            }
+            for closed, figures, pushed in ended
         ]
         return json_response({"rounds": rows})
 

@@ -8,6 +8,8 @@ from services.federation.hosted import HostedJob
 
 def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
     """The job as a server holds it, with its secret ``key``. Raises JobRefused."""
+    if job.into.model and not job.data.items:
+        raise JobRefused("into needs data.items: `headwater fl serve --job FILE` on a stack takes its items")
     model = job.make_model()
     return HostedJob(
         job.job.name,
@@ -21,6 +23,8 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.make_scheme(),
         job.make_grid(model.layout()),
         job.servers.part_bytes,
+        job.into,
+        job.data.items,
     )
 
 

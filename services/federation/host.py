@@ -30,6 +30,7 @@ from services.federation.batches import batch_key, decode_batch
 from services.federation.clerk import Clerk
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
+from services.federation.outbox import Outbox, Stack
 from services.federation.parts import OffsetMismatch, Parts
 from services.federation.versions import VersionGone, Versions
 
@@ -65,7 +66,9 @@ class Host:
         self._attempts = Attempts()
         self.aggregator = Aggregator(store, job, self.desk, name, clock)
         self._stop = threading.Event()
+        self._name = name
         self._worker: threading.Thread | None = None
+        self._teacher: threading.Thread | None = None
 
     def work(self) -> None:
         """Sum what is counted, in a thread of its own, until ``close``."""
@@ -74,12 +77,26 @@ class Host:
         )
         self._worker.start()
 
+    def teach(self, stack: Stack) -> None:
+        """Push what the job learns into ``stack``, in a thread of its own, until ``close``."""
+        outbox = Outbox(
+            self._store, self.job, self.desk, stack, self._name,
+            told=lambda outcome: self._metrics.pushes.labels(self.job.name, outcome).inc(),
+            waiting=self._metrics.unpushed.labels(self.job.name).set,
+            clock=self._clock,
+        )  # fmt: skip
+        self._teacher = threading.Thread(
+            target=outbox.run, args=(self._stop,), name=f"push-{self.job.name}", daemon=True
+        )
+        self._teacher.start()
+
     def close(self) -> None:
-        """End the worker."""
+        """End the workers."""
         self._stop.set()
         self.aggregator.wake.set()
-        if self._worker is not None:
-            self._worker.join(10.0)
+        for worker in (self._worker, self._teacher):
+            if worker is not None:
+                worker.join(10.0)
 
     async def start(self, request: StartRequest, token: str) -> Reply:
         """A client asks to take part. ``token`` is of use to edges alone, which hand it on."""

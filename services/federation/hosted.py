@@ -7,6 +7,7 @@ from functools import cached_property
 
 from federated.compression import Grid, Scheme
 from federated.device import INITIAL, LocalTraining, Update, device_generator
+from federated.job import IntoSection
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import decode_update, most_payload, shared_seed
@@ -14,13 +15,15 @@ from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
 from federated.selection import Selection
 from federated.strategies import ServerState, Strategy
 from federated.sums import Bounds, Contribution, Sum, check
+from federated.weights import Array
 
 
 @dataclass(frozen=True)
 class HostedJob:
     """``scheme`` None: uploads are float32. ``grid`` None: downloads are whole models in float32.
 
-    ``key`` is the job's secret: it signs tickets and enrolments. Updates above ``part_bytes`` travel in parts.
+    ``key`` is the job's secret: it signs tickets and enrolments. Updates above ``part_bytes`` travel in parts. What is
+    learned about ``items`` goes on ``into`` a stack.
     """
 
     name: str
@@ -34,6 +37,8 @@ class HostedJob:
     scheme: Scheme | None = None
     grid: Grid | None = None
     part_bytes: int = 2**20
+    into: IntoSection = field(default_factory=IntoSection)
+    items: tuple[str, ...] = ()
 
     @cached_property
     def layout(self) -> Layout:
@@ -66,9 +71,11 @@ class HostedJob:
         """The longest body of an update."""
         return most_payload(self.scheme, len(self.vectors), self.layout.size)
 
-    def first_state(self) -> ServerState:
-        """The state before the first iteration: a function of the job alone, so any server may make it."""
-        return self.strategy.init(self.layout, self.model.initial(device_generator(self.seed, 0, 0, INITIAL)))
+    def first_state(self, weights: Array | None = None) -> ServerState:
+        """The state before the first iteration, from ``weights`` [D]; else a function of the job alone."""
+        if weights is None:
+            weights = self.model.initial(device_generator(self.seed, 0, 0, INITIAL))
+        return self.strategy.init(self.layout, weights)
 
     def empty_sum(self) -> Sum:
         """For an iteration's contributions, or a part of them."""

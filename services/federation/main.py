@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import uvloop
@@ -20,6 +21,7 @@ from services.coordination.membership import Registration
 from services.federation.access import Access
 from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
 from services.federation.edge_main import run_edge
+from services.federation.into import ServedStack
 from services.federation.listening import serve_app
 from services.federation.metrics import FederationMetrics
 from services.federation.node import Node
@@ -66,6 +68,7 @@ def run(settings: Settings, name: str, stop: threading.Event) -> None:
             most_waiting=federation.max_waiting,
             devices=federation.role == "server",
             failed=stop.set,
+            into=partial(ServedStack, settings),
         )
         stack.callback(node.close)
         node.begin()

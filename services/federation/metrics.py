@@ -57,6 +57,15 @@ class FederationMetrics:
             registry=self.registry,
         )  # fmt: skip
 
+        self.pushes = Counter(
+            "headwater_federation_pushes", "Pushes of what a job learned into its stack, by what became of them.",
+            ("job", "outcome"), registry=self.registry,
+        )  # fmt: skip
+        self.unpushed = Gauge(
+            "headwater_federation_unpushed_versions", "Versions of a job that its stack does not have yet.",
+            ("job",), registry=self.registry,
+        )  # fmt: skip
+
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
         self._requests.labels(method, route, str(status)).inc()

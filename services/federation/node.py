@@ -15,7 +15,9 @@ from federated.job import FederatedJob
 from federated.rounds import Closed, Header, JobUnknown, Store, StoreUnavailable
 from services.federation.figures import Figures, read_figures
 from services.federation.host import Host
+from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
+from services.federation.outbox import Pushed, Stack, read_pushes
 from services.federation.registry import Member, Registry
 
 P = ParamSpec("P")
@@ -30,7 +32,7 @@ class Node:
     """What the routes ask. ``devices``: whether it serves devices and sums; a scheduler does not, it only watches.
 
     Every node applies windows that have run out, so that a dead scheduler stops nothing. ``failed`` is called when it
-    cannot go on.
+    cannot go on; ``into`` gives the stack that a job's devices teach.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Node:
         most_waiting: int,
         devices: bool,
         failed: Callable[[], None],
+        into: Callable[[HostedJob], Stack] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
@@ -52,6 +55,7 @@ class Node:
         self._most_waiting = most_waiting
         self._devices = devices
         self._failed = failed
+        self._into = into
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads, "fl")
         self._hosts: dict[str, Host] = {}
@@ -98,17 +102,22 @@ class Node:
         """All jobs and where they stand."""
         return await self._run(self._states)
 
-    async def log(self, name: str) -> list[tuple[Closed, Figures | None]]:
-        """How each iteration of a job ended, and what came of it."""
+    async def log(self, name: str) -> list[tuple[Closed, Figures | None, Pushed | None]]:
+        """How each iteration of a job ended, what came of it, and the push that brought it to a stack."""
         host = await self.host(name)
         return await self._run(self._log, host)
 
-    def _log(self, host: Host) -> list[tuple[Closed, Figures | None]]:
+    def _log(self, host: Host) -> list[tuple[Closed, Figures | None, Pushed | None]]:
         ended = list(host.desk.log())
         figures = read_figures(
             self._store, host.job.keys, [closed.iteration for closed in ended if closed.valid]
         )
-        return [(closed, figures.get(closed.iteration)) for closed in ended]
+        made = [closed.version + 1 for closed in ended if closed.valid] if host.job.into.model else []
+        pushes = read_pushes(self._store, host.job.keys, made)
+        return [
+            (closed, figures.get(closed.iteration), pushes.get(closed.version + 1) if closed.valid else None)
+            for closed in ended
+        ]
 
     async def change(self, name: str, what: Literal["stop", "resume"]) -> dict[str, Any]:
         """Stop or resume a job; gives where it stands."""
@@ -158,6 +167,8 @@ class Node:
                 )
                 if self._devices:
                     host.work()
+                    if job.into.model and self._into is not None:
+                        host.teach(self._into(job))
                 self._hosts[name] = host
                 log.info("job %s: taken up", name)
             return self._hosts[name]

@@ -11,9 +11,10 @@ from typing import Final
 
 from federated.job import FederatedJob, load_job
 from federated.rounds import Desk, JobUnknown, Keys, Store
+from federated.weights import Array
 from services.federation.assembly import assemble_job
 from services.federation.hosted import HostedJob
-from services.federation.versions import publish
+from services.federation.versions import first_record, first_state, keep_first, publish
 
 # No job's name begins with a dot.
 _JOBS: Final = ".federation/jobs"
@@ -49,11 +50,13 @@ class Registry:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def create(self, job_file: FederatedJob) -> tuple[HostedJob, bool]:
-        """Begin the job that ``job_file`` describes; False when it is there already with the same definition. May be
-        repeated after a crash at any point. Raises JobConflict and JobRefused."""
+    def create(self, job_file: FederatedJob, first: Array | None = None) -> tuple[HostedJob, bool]:
+        """Begin the job that ``job_file`` describes, from the weights ``first`` [D] or those that its seed draws; False
+        when it is there already with the same definition. May be repeated after a crash at any point: the weights
+        that were told first are the job's. Raises JobConflict and JobRefused."""
         job = assemble_job(job_file, secrets.token_bytes(_KEY_BYTES))
         body = job_file.to_toml().encode()
+        first_key = b"" if first is None else keep_first(self._store, job.keys, first).encode()
         keys = (definition_key(job.keys), secret_key(job.keys))
 
         def write(values: Values) -> tuple[Values, bytes]:
@@ -64,7 +67,7 @@ class Registry:
                 )
             if there is not None and secret is not None:
                 return {}, secret
-            return {keys[0]: body, keys[1]: job.key}, job.key
+            return {keys[0]: body, keys[1]: job.key, first_record(job.keys): first_key}, job.key
 
         def announce(values: Values) -> tuple[Values, None]:
             names = _list(values[_JOBS])
@@ -80,7 +83,7 @@ class Registry:
             desk.header()
             created = False
         except JobUnknown:
-            publish(self._store, job, 0, 0, job.first_state(), 0)
+            publish(self._store, job, 0, 0, first_state(self._store, job), 0)
             created = desk.create()
         self._store.transact([_JOBS], announce)
         return job, created

@@ -61,11 +61,16 @@ class FederatedWriter:
     slot is noticed by the answers ``gap`` and ``duplicate``."""
 
     def __init__(
-        self, client: ParameterClient, model: str, slot: int, now_ns: Callable[[], int] = time.time_ns
+        self,
+        client: ParameterClient,
+        model: str,
+        slot: int,
+        now_ns: Callable[[], int] = time.time_ns,
+        log: str = LOG,
     ) -> None:
-        """``slot`` in [0, SLOTS): drawn at random, it is seldom another's."""
+        """``slot`` in [0, SLOTS): drawn at random, it is seldom another's. ``log``: whose pushes they are."""
         self._client, self._model, self._now_ns = client, model, now_ns
-        self.source = Source(LOG, slot)
+        self.source = Source(log, slot)
         self._before: dict[int, int] = {}
         self._last = 0
         self._looked = False
@@ -78,27 +83,40 @@ class FederatedWriter:
         sent_ns = self._now_ns()
         # The clock's microseconds, so that no number comes twice, not even after servers lost everything.
         self._last = max(sent_ns // 1_000, self._last + 1)
+        return self._last, sent_ns / 1e6, self._send(self._last, sent_ns, keys, gradients)
+
+    def repeat(self, number: int, sent_ns: int, keys: Keys, gradients: Rows) -> float:
+        """Push what has its ``number`` and its time already, and which another process may have pushed, all or in
+        part, before it ended: each shard takes it once. Returns the time applied (Unix ms). Raises as ``push``."""
+        self._look()
+        # A push follows an older one; who has this one already answers ``duplicate``, whatever it is said to follow.
+        self._before = {shard: min(applied, number - 1) for shard, applied in self._before.items()}
+        return self._send(number, sent_ns, keys, gradients)
+
+    def _send(self, number: int, sent_ns: int, keys: Keys, gradients: Rows) -> float:
         for _ in range(TRIES):
-            replies = self._try(sent_ns, keys, gradients)
+            replies = self._try(number, sent_ns, keys, gradients)
             if refused := [reply for reply in replies.values() if reply.status == "refused"]:
                 self._look()
                 raise NotTaught(f"a federated update was refused: {refused[0].reason}")
             # A repeat of the same number is answered ``duplicate`` by the shards that have it already.
-            if all(reply.applied == self._last for reply in replies.values()):
-                self._before = dict.fromkeys(replies, self._last)
-                return self._last, sent_ns / 1e6, self._now_ns() / 1e6
-            if any(reply.applied > self._last for reply in replies.values()):
+            if all(reply.applied == number for reply in replies.values()):
+                self._before = dict.fromkeys(replies, number)
+                return self._now_ns() / 1e6
+            if any(reply.applied > number for reply in replies.values()):
                 break
             # Who has it already answers ``duplicate``, whatever it is said to follow; a push follows an older one.
-            self._before = {shard: min(of.applied, self._last - 1) for shard, of in replies.items()}
+            self._before = {shard: min(of.applied, number - 1) for shard, of in replies.items()}
         self._look()
-        raise NotTaught(f"slot {self.source.partition} of the federated updates is another writer's")
+        raise NotTaught(
+            f"slot {self.source.partition} of {self.source.log} among the federated updates is another writer's"
+        )
 
-    def _try(self, sent_ns: int, keys: Keys, gradients: Rows) -> dict[int, PushReply]:
+    def _try(self, number: int, sent_ns: int, keys: Keys, gradients: Rows) -> dict[int, PushReply]:
         at_ms = sent_ns // 1_000_000
-        mark = Watermark(LOG, self.source.partition, self._last, at_ms)
+        mark = Watermark(self.source.log, self.source.partition, number, at_ms)
         parts = {RETRIEVAL: (keys, gradients)}
-        return self._client.push(self._model, self.source, self._last, self._before, at_ms, mark, parts)
+        return self._client.push(self._model, self.source, number, self._before, at_ms, mark, parts)
 
     def _look(self) -> None:
         applied = self._client.applied(self._model, self.source)
@@ -142,6 +160,16 @@ class Teacher:
         dense = self._client.dense(self._name).values
         return self._model.encode_items(self._encoded, {RETRIEVAL: rows}, dense), rows, dense
 
+    def gradients(self, at_vectors: Rows) -> tuple[Keys, Rows]:
+        """What to push for a loss whose gradient at the served vectors is ``at_vectors`` [N, d]: keys [N] and gradients
+        [N, d] of the items' own rows, through the item tower as it is now. Raises ParameterError."""
+        _, rows, dense = self.vectors()
+        return self._at_rows(at_vectors, rows, dense)
+
+    def _at_rows(self, at_vectors: Rows, rows: Rows, dense: Rows) -> tuple[Keys, Rows]:
+        found = self._model.item_row_gradients(self._encoded, {RETRIEVAL: rows}, dense, at_vectors)
+        return self._keys[self._own], found[self._own]
+
     def others(self) -> Mapping[tuple[str, int], Mark]:
         """How far everybody else has taught the model: equal answers before and after a round say that only devices
         did in between. Raises ParameterError."""
@@ -156,10 +184,7 @@ class Teacher:
         total = sum_of(self.strategy, self.objective, vectors, liked, devices)
         mean = total.mean().reshape(vectors.shape)
         at_vectors = (-weight * len(devices) * mean).astype(np.float32)
-        gradients = self._model.item_row_gradients(self._encoded, {RETRIEVAL: rows}, dense, at_vectors)[
-            self._own
-        ]
-        keys = self._keys[self._own]
+        keys, gradients = self._at_rows(at_vectors, rows, dense)
         number, sent_at_ms, applied_at_ms = self._writer.push(keys, gradients)
         strength = np.sqrt(np.square(gradients, dtype=np.float64).sum(axis=1))
         return Taught(number, sent_at_ms, applied_at_ms, self._items, strength), total

@@ -14,7 +14,7 @@ from federated.device import Instructions
 from federated.rounds import Desk, Keys, Store
 from federated.strategies import ServerState
 from federated.weights import Array
-from federated.wire import encode_model
+from federated.wire import digest_of, encode_model
 from services.federation.hosted import HostedJob
 
 KEPT: Final = 8
@@ -45,6 +45,32 @@ def publish(
         held = snap(job.grid, state.weights, version, before)
         store.put_blob(_model_key(job.keys, version, attempt), difference(job.grid, held, None))
     store.put_blob(key, state.to_bytes())
+
+
+def first_record(keys: Keys) -> str:
+    """Record: the key of the weights that the job began with; empty where its seed drew them."""
+    return f"{keys.all}first"
+
+
+def keep_first(store: Store, keys: Keys, weights: Array) -> str:
+    """Keep ``weights`` [D] for a job to begin with, under the key that is returned: their own, so that two who begin
+    one job do not overwrite each other's."""
+    body = np.asarray(weights, "<f4").tobytes()
+    key = f"{keys.all}first/{digest_of(body).hex()}"
+    store.put_blob(key, body)
+    return key
+
+
+def first_state(store: Store, job: HostedJob) -> ServerState:
+    """The state that ``job`` began with, however many versions ago. Raises VersionGone and StoreUnavailable."""
+    record = first_record(job.keys)
+    key = store.transact([record], lambda values: ({}, values[record]))
+    if not key:
+        return job.first_state()
+    body = store.get_blob(key.decode())
+    if body is None or len(body) != 4 * job.layout.size:
+        raise VersionGone(f"the weights that {job.name} began with are not in the store")
+    return job.first_state(np.frombuffer(body, "<f4").astype(np.float32))
 
 
 def load_state(store: Store, job: HostedJob, version: int, attempt: int) -> ServerState:
