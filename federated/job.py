@@ -191,8 +191,9 @@ class FederatedJob:
         if kind is FedNova:
             for name in ("momentum", "proximal", "rate"):
                 options.setdefault(name, getattr(self.training, name))
-        if kind is AdaptiveFrequency and self.training.steps is not None:
-            options.setdefault("steps", self.training.steps)
+        if self.training.steps is not None and kind is not None:
+            # Everyone takes as many: who claims more, which FedNova would multiply every step by, gains nothing.
+            options.setdefault("steps" if kind is AdaptiveFrequency else "max_steps", self.training.steps)
         with _refusing("strategy"):
             return make_strategy(self.strategy.name, **options)
 
@@ -233,7 +234,7 @@ class FederatedJob:
         self._check_simulation()
         if self.into.model and self.model.name != "items":
             raise JobRefused(
-                f"into: what model {self.model.name} learns is not about items; set model.name = \"items\""
+                f'into: what model {self.model.name} learns is not about items; set model.name = "items"'
             )
 
     def _check_strategy(self, strategy: Strategy) -> None:

@@ -3,15 +3,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from federated.device import Update
 from federated.job import FederatedJob, JobRefused, load_job, read_job
+from federated.layout import Field, Layout
 from federated.rounds import RoundSettings
 from federated.sections import quantity, write_tables
 from federated.selection import AllOf
-from federated.strategies import AdaptiveFrequency, FedAdam, FedNova, Scaffold
+from federated.strategies import AdaptiveFrequency, FedAdam, FedNova, Scaffold, sum_for
 
 WRITTEN = """
 [job]
@@ -128,6 +131,19 @@ def test_fednova_counts_steps_as_devices_take_them_and_adaptive_begins_with_thei
     adaptive = load_job(minimal(strategy={"name": "adaptive"}, training={"steps": 7})).make_strategy()
     assert isinstance(adaptive, AdaptiveFrequency)
     assert adaptive.steps == 7
+
+
+def test_where_all_devices_take_as_many_steps_a_lie_about_them_gains_nothing() -> None:
+    strategy = load_job(minimal(strategy={"name": "fednova"}, training={"steps": 10})).make_strategy()
+    layout = Layout((Field("weight", (2,)),))
+    difference = {"difference": np.full(2, 1.0, np.float32)}
+    means = []
+    for claimed in (10, 10_000_000):
+        total = sum_for(strategy, layout, 5)
+        for steps in (10, 10, 10, claimed):
+            total.add(strategy.contribution(layout, Update(difference, 20, steps, 0.5)))
+        means.append(strategy.apply(strategy.init(layout, np.zeros(2, np.float32)), total).weights)
+    np.testing.assert_array_equal(*means)
 
 
 BUFFERED = {"mode": "buffered", "buffer_size": 5, "max_concurrency": 10}
