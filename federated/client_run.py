@@ -90,6 +90,16 @@ def run_device(
             device.received(answer, clock.now())
 
 
+def own_rows(job: FederatedJob, path: Path) -> tuple[Inputs, Labels]:
+    """This device's rows for ``job``'s model, from its own file. Raises ValueError for one that does not fit."""
+    if job.model.name != "items":
+        return load_rows(path)
+    # Not every device recommends: imported where it is asked for.
+    from federated.recommendation.model import load_known
+
+    return load_known(path, job.data.items, job.make_model().layout().fields[0].shape[0])
+
+
 def load_rows(path: Path) -> tuple[Inputs, Labels]:
     """This device's rows: ``.npz`` with ``inputs`` [N, ...] and ``labels`` [N], or ``.csv`` whose last column is the
     label. Raises ValueError for anything else."""
@@ -119,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--job", required=True)
     parser.add_argument("--client", required=True, help="this device's id")
     parser.add_argument(
-        "--data", required=True, type=Path, help=".npz with inputs and labels, or .csv, label last"
+        "--data",
+        required=True,
+        type=Path,
+        help=".npz with inputs and labels, or .csv, label last; of items .npz with items, or .txt, an id a line",
     )
     parser.add_argument("--state", type=Path, help="folder for what is kept between rounds")
     parser.add_argument("--token-file", type=Path, help="file with this device's token")
@@ -133,7 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     token = given.token_file.read_text().strip() if given.token_file else ""
     clock = Clock()
     began = clock.now()
-    inputs, labels = load_rows(given.data)
     with HttpTransport(
         given.server, token, ca=given.ca, certificate=given.certificate, key=given.key,
         first=client_number(given.client),
@@ -143,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (JobUnreachable, JobRefused) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
+        inputs, labels = own_rows(job, given.data)
         folder = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         device = Device(
             given.client, terms_of(job), numpy_trainer(job, given.client, inputs, labels), DeviceFolder(folder), began,

@@ -111,7 +111,9 @@ def join(
     job: Annotated[str | None, typer.Option(help="The job. Left out: the only one.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A data set's name, .npz or .csv. Left out: what the job's file says."),
+        typer.Option(
+            help="A data set's name, .npz or .csv (of items .txt: an id a line). Left out: what the job's file says."
+        ),
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for what is kept between rounds.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with this device's token.")] = None,
@@ -151,7 +153,7 @@ def join(
             raise CommandFailed(
                 Exit.NOT_RUNNING, str(error), "`headwater fl serve` starts a server."
             ) from error
-        trainer = _trainer(found, client, data, torch)
+        trainer = _trainer(found, client, data, torch, options.settings())
         folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")
         budget = Budget(rounds, budget_seconds, budget_bytes)
         device = Device(
@@ -225,17 +227,31 @@ def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) 
     if context.obj.json:
         print_json({"rounds": rows})
         return
+    # Only jobs that go into a stack have it.
+    into = ("pushed",) if any("pushed" in row for row in rows) else ()
     print_table(
-        ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss"),
+        ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss", *into),
         [
             (
                 row["iteration"], "yes" if row["valid"] else "no", row["why"], row["starts"], row["uploads"],
                 f"{row['closed_at'] - row['opened_at']:.2f}", row.get("upload_bytes"),
-                None if row.get("loss") is None else f"{row['loss']:.4f}",
+                None if row.get("loss") is None else f"{row['loss']:.4f}", *(_pushed(row) for _ in into),
             )
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _pushed(row: dict[str, Any]) -> str | None:
+    """How soon after an iteration's end its version was in the stack, and with which later one."""
+    push = row.get("pushed")
+    if push is None:
+        return "not yet" if row["valid"] else None
+    if push["refused"]:
+        return "refused"
+    after_s = push["applied_at_ms"] / 1e3 - row["closed_at"]
+    together = "" if push["version"] == row["version"] + 1 else f", in version {push['version']}"
+    return f"after {after_s:.2f} s{together}"
 
 
 def token(
@@ -300,16 +316,22 @@ def _begin(settings: Settings, file: Path) -> None:
     from contextlib import closing
 
     from federated.job import JobRefused, load_job
+    from services.cli.items import with_items
     from services.cli.output import note
     from services.federation.assembly import require_fits
     from services.federation.registry import JobConflict, Registry
     from services.federation.stores import open_round_store
 
     try:
-        job = with_shape(load_job(file))
-        require_fits(job, settings.federation.max_body)
+        job, first = load_job(file), None
         with closing(open_round_store(settings)) as store:
-            _, created = Registry(store).create(job)
+            registry = Registry(store)
+            if job.model.name == "items":
+                job, first = with_items(job, settings, registry.find(job.job.name))
+            else:
+                job = with_shape(job)
+            require_fits(job, settings.federation.max_body)
+            _, created = registry.create(job, first)
     except (JobRefused, JobConflict) as error:
         raise CommandFailed(
             Exit.BAD_INPUT, str(error), "Mend the job's file, or name the job differently."
@@ -347,12 +369,16 @@ def _federation(job: FederatedJob, name: str) -> Federation:
     return federation
 
 
-def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool) -> Any:
+def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool, settings: Settings) -> Any:
     import numpy as np
 
     from federated.client_run import load_rows, numpy_trainer
 
-    if data is not None and data.endswith((".npz", ".csv")):
+    if job.model.name == "items":
+        from services.cli.items import own_rows
+
+        inputs, labels = own_rows(job, client, data, settings)
+    elif data is not None and data.endswith((".npz", ".csv")):
         try:
             inputs, labels = load_rows(Path(data))
         except (OSError, ValueError) as error:

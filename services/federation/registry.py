@@ -101,6 +101,13 @@ class Registry:
         definition, secret = self._read(name)
         return assemble_job(load_job(tomllib.loads(definition)), secret)
 
+    def find(self, name: str) -> FederatedJob | None:
+        """``name``'s file as a job, None where there is no such job."""
+        try:
+            return load_job(tomllib.loads(self.definition(name)))
+        except JobUnknown:
+            return None
+
     def drop(self, name: str) -> None:
         """Forget a job and all that belongs to it."""
 

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.datasets.dataset import Dataset
+from services.datasets.federations.liked import read_liked
 from services.datasets.federations.owned import Owned, last_of_each
 
-View = Literal["genres", "items"]
+View = Literal["genres", "items", "liked"]
 LIKED_FROM: Final = 4.0
 _HELD_OUT: Final = 0.2
 
@@ -20,8 +21,10 @@ def read_ratings(dataset: Dataset, view: View = "genres") -> Owned:
 
     ``genres``: inputs float32 [N, G + 1] are the film's categories, by alphabet, and its year, standardised
     over the films (0 where unknown). ``items``: inputs int32 [N, 1] are the film's number. The latest fifth of each
-    user's ratings is held out.
+    user's ratings is held out. ``liked``: what the model ``items`` learns from, see ``read_liked``.
     """
+    if view == "liked":
+        return read_liked(dataset)
     seen = dataset.interactions
     labels = (seen.value >= LIKED_FROM).astype(np.int64)
     owners = seen.user.astype(np.int64)
