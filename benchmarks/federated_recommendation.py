@@ -48,7 +48,7 @@ class Sizes:
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     rounds: int = 200
-    cohort: int = 200
+    cohort: int = 100
     sweeps: int = 15
     aim: float | None = RATIO_AIM
 
@@ -92,7 +92,7 @@ def _measure(sizes: Sizes, console: Console) -> Iterator[Row]:
 
 def _movielens() -> tuple[LeaveOneOut, Liked]:
     """Every rating counts as a sign of interest, as in the papers that report these figures."""
-    dataset, _ = open_dataset(movielens.NAME, user_cache(os.environ))
+    dataset, _ = open_dataset(movielens.NAME, user_cache(os.environ), allow_generated=False)
     seen = dataset.interactions
     owners: Numbers = seen.user.astype(np.int64)
     items: Numbers = seen.item.astype(np.int64)
