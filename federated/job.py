@@ -264,6 +264,10 @@ class FederatedJob:
         training = self.training
         if isinstance(strategy, Scaffold) and training.momentum:
             raise JobRefused("scaffold measures its controls on plain steps: set training.momentum = 0")
+        if isinstance(strategy, Scaffold) and strategy.population < (self.population or 0):
+            raise JobRefused(
+                f"scaffold: a population of {strategy.population}, but {self.population} clients"
+            )
         if isinstance(strategy, FedProx) and training.proximal not in (0.0, strategy.proximal):
             raise JobRefused(
                 f"fedprox asks devices for strategy.proximal {strategy.proximal:g}: leave training.proximal out"
@@ -329,6 +333,8 @@ class FederatedJob:
             )
         if simulation.availability == "trace" and not simulation.trace:
             raise JobRefused("simulation: availability trace needs the file, simulation.trace")
+        if not 0.0 < simulation.patience_s < float("inf"):
+            raise JobRefused(f"simulation: patience_s must be a positive number, not {simulation.patience_s}")
         if simulation.checkpoint_every < 0 or simulation.evaluate_every < 0:
             raise JobRefused("simulation: checkpoint_every and evaluate_every must not be negative")
         servers = self.servers

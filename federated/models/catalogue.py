@@ -11,7 +11,8 @@ from federated.models.text import NextCharacter
 
 
 def _perceptron(features: int, classes: int, hidden: int | Sequence[int] = (64,)) -> Model:
-    return Perceptron(features, (hidden,) if isinstance(hidden, int) else tuple(hidden), classes)
+    widths = hidden if isinstance(hidden, (list, tuple)) else (hidden,)
+    return Perceptron(features, tuple(_whole("hidden", width) for width in widths), classes)
 
 
 def _softmax(features: int, classes: int) -> Model:
@@ -19,7 +20,13 @@ def _softmax(features: int, classes: int) -> Model:
 
 
 def _text(features: int, classes: int, embedding: int = 8, hidden: int = 64) -> Model:
-    return NextCharacter(classes, features, embedding, hidden)
+    return NextCharacter(classes, features, _whole("embedding", embedding), _whole("hidden", hidden))
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    return value
 
 
 def _items(features: int, classes: int, **options: Any) -> Model:

@@ -21,6 +21,9 @@ Column = npt.NDArray[np.float32]
 HOUR_S = 3600.0
 
 
+SLOWEST, FASTEST = 1e-3, 1e12
+
+
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What the clients are like.
@@ -47,8 +50,9 @@ class Habits:
 
     def __post_init__(self) -> None:
         for name in ("compute", "uplink", "downlink", "check_in_s"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+            # So that what one client draws, many deviations away, is still a number of float32.
+            if not SLOWEST <= getattr(self, name) <= FASTEST:
+                raise ValueError(f"{name} must be in [{SLOWEST:g}, {FASTEST:g}], not {getattr(self, name)}")
         for name in ("compute_spread", "network_spread"):
             if not 0.0 <= getattr(self, name) <= 10.0:
                 raise ValueError(f"{name} must be in [0, 10], not {getattr(self, name)}")

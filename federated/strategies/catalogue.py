@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -41,14 +41,17 @@ def make_strategy(name: str, **options: Any) -> Strategy:
     if name not in STRATEGIES:
         raise ValueError(f"strategy {name!r} is unknown{_nearest(name, list(STRATEGIES))}")
     kind = STRATEGIES[name]
-    known = [option.name for option in fields(kind)]
-    for option in options:
+    known = {option.name: str(option.type) for option in fields(kind)}
+    for option, value in options.items():
         if option not in known:
-            raise ValueError(f"{name} has no option {option!r}{_nearest(option, known)}")
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{name} has no option {option!r}{_nearest(option, list(known))}")
+        whole = known[option] == "int"
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise ValueError(f"{name}: {option} must be a {'whole ' if whole else ''}number, not {value!r}")
+    for needed in fields(kind):
+        if needed.default is MISSING and needed.name not in options:
+            raise ValueError(f"{name} needs its option {needed.name}")
+    return kind(**options)
 
 
 def _nearest(word: str, known: list[str]) -> str:

@@ -41,8 +41,7 @@ def open_federation(
     DatasetError and its kinds.
     """
     try:
-        if partition is not None and partition != BY_USER:
-            parse_partition(partition)
+        _require_partition(partition)
         found, notes = _find(name, cache, context, view)
         if isinstance(found, Owned):
             return found.federation(clients, seed, partition), notes
@@ -56,6 +55,15 @@ def open_federation(
         raise DatasetUnsuited(f"{name}: {error}") from error
     except ValueError as error:
         raise DatasetError(str(error)) from error
+
+
+def _require_partition(partition: str | None) -> None:
+    if partition is None or partition == BY_USER:
+        return
+    try:
+        parse_partition(partition)
+    except ValueError as error:
+        raise DatasetUnsuited(str(error)) from error
 
 
 def _divided(table: Table, clients: int, seed: int, partition: str) -> Federation:
