@@ -43,15 +43,13 @@ def largest(values: Floats, chosen: int) -> Indices:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
-    """The largest ``share`` of the coordinates by magnitude, their places as gaps. What is left out must be
-    remembered (error feedback), or small coordinates would never travel (Stich 2018, Karimireddy 2019)."""
+class _SomeCoordinates:
+    """What both have in common: a ``share`` of the coordinates goes on."""
 
     share: float
-    name: str = "top_k"
+    name: str = ""
     takes: frozenset[Kind] = frozenset({"dense"})
     gives: Kind = "sparse"
-    skews: bool = True
 
     def __post_init__(self) -> None:
         require_share(self.name, self.share)
@@ -61,6 +59,15 @@ class TopK:
 
     def width(self, count: int) -> int:
         return chosen_of(self.share, count)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(_SomeCoordinates):
+    """The largest ``share`` of the coordinates by magnitude, their places as gaps. What is left out must be
+    remembered (error feedback), or small coordinates would never travel (Stich 2018, Karimireddy 2019)."""
+
+    name: str = "top_k"
+    skews: bool = True
 
     def rules(self, count: int) -> tuple[SectionRule, ...]:
         return (SectionRule(most_gap_bytes(self.width(count), count), fixed=False),)
@@ -80,7 +87,7 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomMask:
+class RandomMask(_SomeCoordinates):
     """A random ``share`` of the coordinates (Konečný et al. 2016). The body carries the mask's seed, or, when
     ``shared``, the round's seed names one mask for all clients (as secure aggregation needs).
 
@@ -88,22 +95,10 @@ class RandomMask:
     counts as no change. Under error feedback nothing is scaled, since what was left out travels later.
     """
 
-    share: float
     shared: bool = False
     scaled: bool = True
     name: str = "random_mask"
-    takes: frozenset[Kind] = frozenset({"dense"})
-    gives: Kind = "sparse"
     skews: bool = False
-
-    def __post_init__(self) -> None:
-        require_share(self.name, self.share)
-
-    def grows(self) -> str | None:
-        return None
-
-    def width(self, count: int) -> int:
-        return chosen_of(self.share, count)
 
     def rules(self, count: int) -> tuple[SectionRule, ...]:
         return () if self.shared else (SectionRule(4, noise=True),)
