@@ -12,6 +12,7 @@ Kind = Literal["cross_device", "cross_silo"]
 Absent = Literal["void", "proceed"]
 
 MOST_UPLOADS = 1_000_000  # of one iteration: its slots and groups stay countable
+MOST_STALENESS = 1_000
 LEAST_WEIGHT = 2.0**-30  # of an upload: one unit of ``sums.SCALE``, below which it would be refused
 
 
@@ -125,7 +126,10 @@ class RoundSettings:
         _require(
             self.come_back_max_s >= self.come_back_min_s, "come_back_max_s must be at least come_back_min_s"
         )
-        _require(self.max_staleness >= 0, f"max_staleness must not be negative, not {self.max_staleness}")
+        _require(
+            0 <= self.max_staleness <= MOST_STALENESS,
+            f"max_staleness must be in [0, {MOST_STALENESS}], not {self.max_staleness}: records are kept as long",
+        )
         _require(
             0 <= self.staleness_exponent <= 10,
             f"staleness_exponent must be in [0, 10], not {self.staleness_exponent}",

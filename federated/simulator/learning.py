@@ -36,11 +36,12 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class NothingToApply(RuntimeError):
-    """An iteration has no new version: every upload was ``refused`` (by rule), or there is no next state."""
+    """An iteration has no new version: every upload was ``refused`` (by rule), or there is no next state. ``bytes_up``
+    were sent for nothing."""
 
-    def __init__(self, why: str, refused: dict[str, int]) -> None:
+    def __init__(self, why: str, refused: dict[str, int], bytes_up: int) -> None:
         super().__init__(why)
-        self.refused = refused
+        self.refused, self.bytes_up = refused, bytes_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,12 @@ class Learning:
                 # At once: a client may stand in a buffer twice, and its second upload builds on its first.
                 commit(accepted)
         if total.clients == 0 and not kept:
-            raise NothingToApply(f"all {len(uploads)} uploads were refused", refused)
+            raise NothingToApply(f"all {len(uploads)} uploads were refused", refused, bytes_up)
         staleness = sum(slot.staleness for slot in uploads) / len(uploads)
         try:
             self.state, learned = self._next(total, kept, Learned(0, 0, 0.0, bytes_up, staleness, refused))
         except StateRefused as error:
-            raise NothingToApply(str(error), refused) from error
+            raise NothingToApply(str(error), refused, bytes_up) from error
         oldest = version + 1
         if self._rounds.mode == "buffered" and oldest_in_flight is not None:
             oldest = min(

@@ -103,15 +103,15 @@ class Simulation:
             self.checkpoint()
 
     def _ended(self, ready: Ready | None, since: float) -> Iterator[Row]:
-        learned, refused, failure = None, None, ""
+        learned, refused, failure, up = None, None, "", 0
         if ready is not None:
             try:
                 learned = self.learning.learn(
                     ready.uploads, ready.header.version, self.world.oldest_in_flight
                 )
-                refused = learned.refused
+                refused, up = learned.refused, learned.bytes_up
             except NothingToApply as error:
-                refused, failure = error.refused, str(error)
+                refused, failure, up = error.refused, str(error), error.bytes_up
                 self.world.failed()
             else:
                 self.world.applied()
@@ -136,7 +136,7 @@ class Simulation:
                 learned.clients if mine and learned else 0,
                 learned.loss if mine and learned else None,
                 learned.staleness if mine and learned else 0.0,
-                learned.bytes_up if mine and learned else 0,
+                up,
                 down,
                 dropped,
                 late,
@@ -147,7 +147,7 @@ class Simulation:
             )
             self._told = now
             down = dropped = late = 0
-            refused, failure = None, ""
+            refused, failure, up = None, "", 0
 
     def _log(self) -> Iterator[Closed]:
         """The iterations that ended since the last row."""

@@ -62,6 +62,7 @@ def test_a_silo_takes_its_members_as_threshold() -> None:
         ({"mode": "turbo"}, "mode is sync, over_selection or buffered"),
         ({"mode": "over_selection", "over_selection": "1.1"}, "fewer than start_fl_job_threshold 10"),
         ({"mode": "buffered", "max_concurrency": 5}, "can never fill a buffer of 10"),
+        ({"mode": "buffered", "max_staleness": 1_001}, "max_staleness must be in"),
         ({"mode": "buffered", "staleness_exponent": 10}, "weighs less than 2..-30"),
         ({"kind": "cross_silo", "members": ("a", "a")}, "members are named twice"),
         ({"kind": "cross_silo", "members": ("a",)}, "differs from the 1 members"),
