@@ -250,7 +250,7 @@ def _pushed(row: dict[str, Any]) -> str | None:
     if push["refused"]:
         return "refused"
     after_s = push["applied_at_ms"] / 1e3 - row["closed_at"]
-    together = "" if push["version"] == row["version"] + 1 else f", in version {push['version']}"
+    together = "" if push["version"] == row["version"] else f", in version {push['version']}"
     return f"after {after_s:.2f} s{together}"
 
 

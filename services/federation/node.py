@@ -112,10 +112,10 @@ class Node:
         figures = read_figures(
             self._store, host.job.keys, [closed.iteration for closed in ended if closed.valid]
         )
-        made = [closed.version + 1 for closed in ended if closed.valid] if host.job.into.model else []
+        made = [closed.version for closed in ended if closed.valid] if host.job.into.model else []
         pushes = read_pushes(self._store, host.job.keys, made)
         return [
-            (closed, figures.get(closed.iteration), pushes.get(closed.version + 1) if closed.valid else None)
+            (closed, figures.get(closed.iteration), pushes.get(closed.version) if closed.valid else None)
             for closed in ended
         ]
 
