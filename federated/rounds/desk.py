@@ -247,13 +247,26 @@ class Desk:
         return self._work(task.iteration, step)[0]
 
     def slots(self, task: Task) -> list[Slot]:
-        """The counted uploads of a group. Raises RecordRefused when one is missing."""
+        """The counted uploads of a group. Raises RecordRefused when one is missing.
+
+        What came in while an earlier buffer was aggregated was expected to be a version older than it is if that
+        aggregation failed: staleness and weight are those of the version that the sum is applied to.
+        """
         keys = [self.keys.slot(task.iteration, index) for index in range(task.first, task.last)]
-        found = self.store.transact(keys, lambda values: ({}, [values[key] for key in keys]))
+        header, found = self.store.transact(
+            [self.keys.header, *keys],
+            lambda values: ({}, (self._header(values), [values[key] for key in keys])),
+        )
         slots = [Slot.from_bytes(body) for body in found if body is not None]
+        if self.rounds.settings.mode == "buffered":
+            slots = [self._aged(slot, header.version - slot.version) for slot in slots]
         if len(slots) != len(keys):
             raise RecordRefused(f"{len(keys) - len(slots)} slots of iteration {task.iteration} are missing")
         return slots
+
+    def _aged(self, slot: Slot, staleness: int) -> Slot:
+        weight = self.rounds.settings.weight(slot.examples, staleness)
+        return replace(slot, staleness=staleness, weight=weight)
 
     def log(self) -> Iterator[Closed]:
         """How each iteration ended, oldest first."""

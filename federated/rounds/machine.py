@@ -283,7 +283,7 @@ class Rounds:
         staleness = self._staleness(header, entry) if buffered else 0
         slot = Slot(
             iteration, index, request.client, entry.iteration, request.digest, request.examples, request.steps,
-            request.loss, staleness, self.settings.weight(request.examples, staleness),
+            request.loss, staleness, self.settings.weight(request.examples, staleness), entry.version,
         )  # fmt: skip
         entry = entry._replace(slot=index, digest=request.digest)
         if ahead:

@@ -108,7 +108,9 @@ class Entry(NamedTuple):
 class Slot:
     """A counted upload: where its body is (client, digest) and what it weighs.
 
-    ``iteration`` and ``index`` say in which sum it belongs, ``started`` in which iteration the client started.
+    ``iteration`` and ``index`` say in which sum it belongs, ``started`` in which iteration the client started
+    and from which ``version``. ``staleness`` and ``weight`` are as expected when it was counted: ``Desk.slots`` gives
+    those of the version that the sum is applied to.
     """
 
     iteration: int
@@ -121,13 +123,14 @@ class Slot:
     loss: float
     staleness: int
     weight: float
+    version: int = 0
 
     def to_bytes(self) -> bytes:
         """65 bytes and the client's id."""
         return (
             _SLOT.pack(
                 FORMAT, self.iteration, self.index, self.started, self.digest, self.examples, self.steps,
-                self.loss, self.staleness, self.weight,
+                self.loss, self.staleness, self.weight, self.version,
             )
             + self.client.encode()
         )  # fmt: skip
@@ -137,14 +140,16 @@ class Slot:
         """Raises RecordRefused."""
         if len(body) <= _SLOT.size or body[0] != FORMAT:
             raise RecordRefused(f"{len(body)} bytes are no slot of format {FORMAT}")
-        iteration, index, started, digest, examples, steps, loss, staleness, weight = _SLOT.unpack_from(body)[
-            1:
-        ]
+        _, iteration, index, started, digest, examples, steps, loss, staleness, weight, version = (
+            _SLOT.unpack_from(body)
+        )
         try:
             client = body[_SLOT.size :].decode()
         except UnicodeDecodeError:
             raise RecordRefused("a slot's client is not UTF-8") from None
-        return cls(iteration, index, client, started, digest, examples, steps, loss, staleness, weight)
+        return cls(
+            iteration, index, client, started, digest, examples, steps, loss, staleness, weight, version
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class Closed:
 
 _HEADER_FIELDS = Header._fields
 _ENTRY = struct.Struct("<BIIdi16s4x")
-_SLOT = struct.Struct("<BIII16sIIdId8x")
+_SLOT = struct.Struct("<BIII16sIIdIdI4x")
 
 
 def _json(body: bytes, names: tuple[str, ...]) -> dict[str, Any]:

@@ -130,3 +130,19 @@ def test_stop_keeps_what_was_counted_for_the_next_buffer() -> None:
     b.desk.resume(b.now + 5)
     header = b.desk.header()
     assert (header.uploads, header.phase, header.opened_at) == (1, Phase.BUFFERING, b.now + 5)
+
+
+def test_what_came_while_an_aggregation_ran_that_failed_is_as_old_as_it_is() -> None:
+    b = bench(aggregation_attempts=1)
+    b.admit(*"abcdef")
+    b.accept(*"abc")
+    b.accept("d")  # while the buffer of a, b and c is aggregated: expected to be one version old
+    failed = b.desk.claim("server", b.now)
+    assert failed is not None
+    b.desk.give_up(failed, b.now)
+    assert (b.desk.header().version, b.desk.header().iteration) == (0, 2)
+    assert all(isinstance(b.upload(client, 1), Accepted) for client in "ef")
+    task = b.desk.claim("server", b.now)
+    assert task is not None
+    ages = {slot.client: (slot.staleness, slot.weight) for slot in b.desk.slots(task)}
+    assert ages == dict.fromkeys("def", (0, 20.0))

@@ -359,6 +359,12 @@ def test_where_everyone_diverges_iterations_are_invalid_and_say_why(
     assert np.array_equal(simulation.weights, before)
 
 
+def test_buffers_that_diverge_follow_each_other(tmp_path: Path) -> None:
+    rounds = RoundSettings(mode="buffered", buffer_size=5, max_concurrency=20, fl_iteration_num=4)
+    simulation = simulate(tmp_path, rounds=rounds, training=LocalTraining(steps=3, rate=1e30))
+    assert [(row.valid, row.uploads) for row in finish(simulation)] == [(False, 5)] * 4
+
+
 def test_a_model_that_leaves_its_range_is_not_published(tmp_path: Path) -> None:
     simulation = simulate(
         tmp_path, strategy="fedavg", options={"server_rate": 1e30}, download_bits=8, rounds=iterations(2)
