@@ -3,7 +3,7 @@
 ======== =====================================================================================================
 name     trains
 ======== =====================================================================================================
-auto     batched, or torch on another device and for what has no twin in NumPy
+auto     batched, or torch on another device and for what has no twin in NumPy; numpy for item tables
 numpy    client by client with ``device.local_update``: the reference, the same bits as real devices
 batched  whole cohorts on a batch axis with NumPy: the fastest on a CPU for small networks
 torch    the same with torch, on ``cpu`` or ``cuda``; and any ``torch.nn.Module``
@@ -13,6 +13,7 @@ torch    the same with torch, on ``cpu`` or ``cuda``; and any ``torch.nn.Module`
 from __future__ import annotations
 
 from federated.models import Model
+from federated.recommendation.model import ItemTable
 from federated.simulator.arrays import NumpyArrays
 from federated.simulator.batched import BatchedEngine
 from federated.simulator.cohort import Engine
@@ -35,6 +36,8 @@ def make_engine(
     """
     if name == "auto":
         name = "batched" if device == "cpu" and has_twin(model) else "torch"
+        if device == "cpu" and isinstance(model, ItemTable):
+            name = "numpy"  # a device's step is large matrix products already
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is none of {', '.join(ENGINES)}")
     if name != "torch" and device != "cpu":

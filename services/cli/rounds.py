@@ -377,6 +377,9 @@ def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool, sett
     if job.model.name == "items":
         from services.cli.items import own_rows
 
+        if torch:
+            raise CommandFailed(Exit.USAGE, "items are learned with NumPy: leave --torch out")
+
         inputs, labels = own_rows(job, client, data, settings)
     elif data is not None and data.endswith((".npz", ".csv")):
         try:

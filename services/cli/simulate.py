@@ -56,7 +56,7 @@ def simulate(
     ratio: Annotated[float | None, typer.Option(help="Share of them whose uploads close it (.8).")] = None,
     mode: Annotated[str | None, typer.Option(help="sync, over_selection or buffered.")] = None,
     strategy: Annotated[str | None, typer.Option(help="fedavg, fedprox, scaffold, fedadam, ...")] = None,
-    model: Annotated[str | None, typer.Option(help="perceptron, softmax or text.")] = None,
+    model: Annotated[str | None, typer.Option(help="perceptron, softmax, text or items.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over a client's rows.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Local steps, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=0, help="Rows of a step; 0: all.")] = None,
@@ -183,6 +183,8 @@ def _prepare(
     more: dict[str, Any] = {} if data.context is None else {"context": data.context}
     if data.view is not None:
         more["view"] = data.view
+    elif tables.get("model", {}).get("name") == "items":
+        more["view"] = "liked"  # the only one that it learns from
     federation, notes = open_federation(
         data.name,
         user_cache(os.environ),
