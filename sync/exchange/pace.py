@@ -41,7 +41,17 @@ class Pace:
     """What one link can do. ``brake``: in [0, 1], by how much batches are to be smaller at the moment."""
 
     __slots__ = (
-        "_arrived", "_brief", "_config", "_delays", "_not_before_s", "_rates", "brake", "bytes_total", "rate",
+        "_arrived",
+        "_brief",
+        "_config",
+        "_delays",
+        "_limit",
+        "_not_before_s",
+        "_rates",
+        "batch_bytes",
+        "brake",
+        "bytes_total",
+        "rate",
         "round_trip_s",
     )  # fmt: skip
 
@@ -52,7 +62,11 @@ class Pace:
         self._arrived: deque[tuple[float, int]] = deque([(-math.inf, 0)], maxlen=_MAX_SAMPLES)
         """When bytes came, and how many had by then."""
         self._not_before_s = 0.0
+        self._limit = float(config.max_window)
+        """Pulls that may be open, by what went wrong before."""
         self.bytes_total = 0
+        self.batch_bytes = 0
+        """Bytes of the last batch: what tells little has more than it was asked for."""
         self.rate = 0.0
         """Bytes a second that the link was seen to carry, 0 while unknown."""
         self.round_trip_s = 0.0
@@ -84,7 +98,7 @@ class Pace:
         """Pulls that may be open at once: what fills the link for one and a half round trips, and as many as are
         answered meanwhile, so that one waits at the source whenever something changes."""
         answered = math.ceil(1.5 * len(self._brief) * self.round_trip_s) + 1
-        return min(max(answered, self._filling), self._config.max_window)
+        return min(max(answered, self._filling), self._config.max_window, int(self._limit))
 
     @property
     def _filling(self) -> int:
@@ -113,15 +127,21 @@ class Pace:
         self._not_before_s -= price_s
 
     def forget(self) -> None:
-        """An answer never came: the link may be another one now, so what it carried before says nothing any more."""
+        """An answer never came: the link may be another one now, so what it carried before says nothing any more. Or
+        too much was open, and stood in line: half as much is from now on, until answers come again (as TCP does)."""
+        self._limit = max(1.0, self.window / 2.0)
         self._rates.clear()
-        self.rate = 0.0
+        self._delays.clear()
+        self._brief.clear()
+        self.rate = self.round_trip_s = 0.0
 
     def note(
         self, nbytes: int, asked: int, sent_s: float, parked_s: float, now_s: float, price_s: float = 0.0
     ) -> None:
         """A batch of ``nbytes`` came, for a pull of ``sent_s`` that allowed ``asked`` at a price."""
         self.bytes_total += nbytes
+        self.batch_bytes = nbytes
+        self._limit = min(self._limit + 1.0 / self._limit, float(self._config.max_window))
         self._arrived.append((now_s, self.bytes_total))
         # Who gets all that was asked for sees what the link carries; others see what there was to tell. Several batches
         # together, since a network may hold some up and then deliver them at one moment.

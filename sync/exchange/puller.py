@@ -29,6 +29,11 @@ CHANGES: Final = 8
 """Pulls beyond the window that say which shards are wanted from now on: they cannot wait for an answer."""
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 5.0
+GRACE_S: Final = 1.0
+"""How long an answer may take beyond what waiting and sending take."""
+LONGEST_SENDING_S: Final = 30.0
+LONGEST_PATIENCE_S: Final = 4.0
+"""How much longer than that after answers that never came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,14 @@ class Puller:
         rng: random.Random,
         held: Callable[[ShardName], Knowledge] | None = None,
         wait_s: float = WAIT_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.pace = pace
         self.counts = PullerCounts()
         self.clock_ahead_s = 0.0
         """By how much the source's clock was ahead of ours, within half a round trip."""
         self._shards, self._rng, self._held, self._wait_s = shards, rng, held, wait_s
+        self._grace_s, self._patience_s = grace_s, 0.0
         self._having: dict[ShardName, _Shard] = {}
         self._tokens: dict[ShardName, tuple[Replica, Token]] = {}
         self._standings: dict[ShardName, Standing] = {}
@@ -185,6 +192,16 @@ class Puller:
         self._unreported = next_ones[count:] + self._unreported[MAX_NAMES:]
         return said
 
+    def patience_s(self, pull: Pull) -> float:
+        """How long the answer to ``pull``, which goes now, may take: what waits at the source, stands in line before
+        it and is sent, and some more after answers that never came."""
+        rate = self.pace.rate
+        asked = sum(budget for _, budget, _ in self._open.values())
+        # Batches come one behind the other; a rate may have fallen since it was measured.
+        line = max(asked, len(self._open) * self.pace.batch_bytes)
+        sending_s = min(2.0 * line / rate, LONGEST_SENDING_S) if rate else 0.0
+        return pull.wait_s + self._grace_s + sending_s + self._patience_s
+
     def due_s(self) -> float:
         """From when on ``ask`` may have something although nothing came in."""
         return max(self._not_before_s, min([self.pace.due_s, *self._resting.values()]))
@@ -199,6 +216,7 @@ class Puller:
         self._note_clock(batch, now_s - sent_s - batch.parked_s, clock_us)
         if batch.ended:
             return self.failed(now_s, "the source does not know the stream")
+        self._patience_s = 0.0
         self._early[batch.number] = batch
         rows, learned = 0, list[ShardName]()
         shards = self._shards()
@@ -281,9 +299,16 @@ class Puller:
         self.counts.rows_total += rows
         return rows
 
-    def failed(self, now_s: float, why: str = "the source does not answer") -> Taken:
-        """The link broke, an answer is overdue, or it was that there is no such stream: this one is over, and another
-        begins after a pause."""
+    def overdue(self, now_s: float) -> Taken:
+        """An answer did not come within ``patience_s``: the stream has failed, less is asked for at once from now on,
+        and waited for longer. Whoever did neither on a link that is too slow would begin anew for ever."""
+        self._patience_s = min(max(1.0, 2.0 * self._patience_s), LONGEST_PATIENCE_S)
+        self.pace.forget()
+        return self.failed(now_s, "the source does not answer")
+
+    def failed(self, now_s: float, why: str = "the link broke") -> Taken:
+        """The link broke, or the answer was that there is no such stream: this one is over, and another begins after
+        a pause."""
         self.counts.faults_total += 1
         self.counts.last_fault = why
         self.counts.streams_total += 1

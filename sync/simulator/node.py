@@ -29,9 +29,9 @@ def _nbytes(message: Pull | Batch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """``wait_s``: for how long pulls park; ``patience_s``: how much longer than that an answer may take;
-    ``member_timeout_s``: for how long a silent puller counts as a member; ``poll_s``: between two pulls at least, for
-    whoever does not park them.
+    """``wait_s``: for how long pulls park; ``patience_s``: how much longer than that and its sending an answer
+    may take; ``member_timeout_s``: for how long a silent puller counts as a member; ``poll_s``: between two pulls at
+    least, for whoever does not park them.
 
     ``weigh``: the bytes of a message on the wire; ``unit``: how many of them stand for one byte of the core's own
     reckoning, where a simulated row stands for many.
@@ -130,6 +130,7 @@ class Node:
                 random.Random(self._rng.random()),
                 self._held,
                 config.wait_s,
+                config.patience_s,
             ),
         )
 
@@ -172,13 +173,13 @@ class Node:
 
         nbytes = self.config.weigh(pull)
         self._network.send((self.place, self.name), (source.place, source.name), nbytes, arrive)
-        patience_s = pull.wait_s + self.config.patience_s
+        patience_s = link.puller.patience_s(pull)
         self._later(self._queue.now_s + patience_s, lambda: self._overdue(link, pull), mine)
 
     def _overdue(self, link: _Link, pull: Pull) -> None:
         if (pull.stream, pull.number) in link.open and self._links.get(link.source.name) is link:
             link.open.clear()
-            link.puller.failed(self._queue.now_s)
+            link.puller.overdue(self._queue.now_s)
             self._pump(link.source.name)
 
     def _take_batch(self, link: _Link, batch: Batch) -> None:

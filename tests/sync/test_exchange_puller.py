@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sync.exchange import Batch, FeedConfig, Pace, PaceConfig, Piece, Pull, Puller, ShardName, messages
 from sync.exchange import puller as module
-from sync.exchange.puller import LAST_RETRY_S, REPORT_S
+from sync.exchange.puller import GRACE_S, LAST_RETRY_S, REPORT_S
 from sync.knowledge import Knowledge
 from sync.records import Update
 from tests.support.exchange import ROW_BYTES, Pair, Wire, keys_of, pieces, run
@@ -515,3 +515,22 @@ def test_the_first_pull_of_a_stream_is_answered_at_once() -> None:
     again = puller.ask(10.0)
     assert again is not None
     assert again.wait_s == 0.0
+
+
+def test_patience_covers_what_stands_in_line_before_an_answer_and_grows_while_none_comes() -> None:
+    pair = Pair(pace=PaceConfig(min_bytes=64, max_bytes=64, window=3, max_window=3), wait_s=0.5)
+    pair.exchange()  # ends with three pulls open
+    pull, least_s = Pull(1, 99, 64, 0.5), 0.5 + GRACE_S
+    assert pair.puller.patience_s(pull) == pytest.approx(least_s)
+    # Batches that tell little have more bytes than they were asked for: eight times as many here.
+    pair.pace.note(512, 64, pair.now_s, 0.0, pair.now_s + 0.512)
+    assert pair.puller.patience_s(pull) == pytest.approx(least_s + 2.0 * 3 * 512 / 1_000)
+    grown = []
+    for _ in range(4):
+        pair.later(10.0)
+        assert pair.puller.overdue(pair.now_s).fault
+        grown.append(pair.puller.patience_s(pull) - least_s)
+    assert grown == [1.0, 2.0, 4.0, 4.0]
+    pair.later(10.0)
+    pair.exchange()
+    assert pair.puller.patience_s(pull) < least_s + 4.0

@@ -204,3 +204,15 @@ def test_where_there_is_news_all_the_time_a_pull_waits_at_the_source_for_it() ->
     )
     run(pair, wire, 6.0, lambda at_s: None)
     assert pair.pace.window < PaceConfig().max_window
+
+
+def test_where_answers_do_not_come_less_is_open_until_they_come_again() -> None:
+    pace = Pace(PaceConfig(window=8))
+    windows = [pace.window]
+    for _ in range(5):
+        pace.forget()
+        windows.append(pace.window)
+    assert windows == [8, 4, 2, 1, 1, 1]
+    for number in range(40):
+        pace.note(48, 65_536, float(number), 0.0, number + 0.1)
+    assert pace.window == 8

@@ -36,14 +36,9 @@ from services.rpc.codec import Failure, Reply
 from services.rpc.errors import RpcError
 from sync.errors import RecordDamaged, SyncError
 from sync.exchange import Batch, Pull, Puller, ShardName
+from sync.exchange.puller import GRACE_S, LONGEST_PATIENCE_S, LONGEST_SENDING_S
 from sync.replica import Replica
 
-GRACE_S: Final = 1.0
-"""Beside what a pull waits at the source, and what its bytes take: for the way."""
-LONGEST_PATIENCE_S: Final = 4.0
-"""How much longer is waited for a source that did not answer before: the link may be slow. Not so long that it matters
-once a link that was cut is whole again."""
-LONGEST_SENDING_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 FIRST_PART_BYTES: Final = 64 * 2**10
@@ -151,11 +146,8 @@ class Upstream:
         self._link = links.connect(address)
         self._calls: dict[int, OnAnswer] = {}
         self._backlog: deque[Received] = deque()
-        self._open: dict[int, int] = {}
-        """By number of a pull that is on its way, its bytes at most."""
         self._fetching = 0
         """Bytes of batches that come part by part."""
-        self._patience_s = 0.0
         self._stream = 0
 
     def _shards(self) -> Mapping[ShardName, Replica]:
@@ -238,38 +230,28 @@ class Upstream:
         while (pull := self.puller.ask(now)) is not None:
             template = self._template
             if pull.number == 1:
-                self._stream, self._open = pull.stream, {}
+                self._stream = pull.stream
                 template = msgspec.structs.replace(template, models=self._models.digests())
-            self._open[pull.number] = pull.budget
             try:
                 self.ask(
                     request_of(pull, template, self._clock.physical_us()),
-                    self._timeout_s(pull),
+                    self.puller.patience_s(pull),
                     partial(self._answered, pull),
                 )
             except RpcError as error:
                 self._fail(str(error), reconnect=True)
 
-    def _timeout_s(self, pull: Pull) -> float:
-        rate = self.puller.pace.rate
-        # Batches come one behind the other; a rate may have fallen since it was measured.
-        sending_s = 2.0 * sum(self._open.values()) / rate if rate else 0.0
-        return pull.wait_s + GRACE_S + min(sending_s, LONGEST_SENDING_S) + self._patience_s
-
     def _answered(self, pull: Pull, answer: Reply | Failure | None) -> None:
         if pull.stream != self._stream:
             return
-        self._open.pop(pull.number, None)
         if answer is None:
             # A connection that lost something is slow to notice that all is well again; a new one is not.
             self.counts.expired_total += 1
-            self._patience_s = min(max(1.0, 2.0 * self._patience_s), LONGEST_PATIENCE_S)
-            self.puller.pace.forget()
-            self._fail("the source does not answer", reconnect=True)
+            fault = self.puller.overdue(self._clock.monotonic()).fault
+            self._begin_anew(fault, reconnect=True)
         elif isinstance(answer, Failure):
             self._fail(f"{answer.code}: {answer.message}")
         else:
-            self._patience_s = 0.0
             self._well_formed(lambda: self._take_in(pull.number, answer))
 
     def _well_formed(self, take: Callable[[], None]) -> None:
@@ -338,7 +320,7 @@ class Upstream:
     def _begin_anew(self, why: str, *, reconnect: bool = False) -> None:
         """The stream is over: what is on its way belongs to it."""
         self._note(f"pulling from {self.address} begins anew: {why}")
-        self._stream, self._open, self._fetching = 0, {}, 0
+        self._stream, self._fetching = 0, 0
         # Nobody knows what it writes once it is back.
         self.written = frozenset()
         self._backlog.clear()
