@@ -152,10 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ) as transport:  # fmt: skip
         try:
             job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
-        except (JobUnreachable, JobRefused) as error:
+            inputs, labels = own_rows(job, given.data)
+        except (OSError, ValueError) as error:  # no such job, no such file, or rows that do not fit
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
-        inputs, labels = own_rows(job, given.data)
         folder = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         device = Device(
             given.client, terms_of(job), numpy_trainer(job, given.client, inputs, labels), DeviceFolder(folder), began,

@@ -6,6 +6,7 @@ example and counts alike, whatever batches the job asks for, and the private vec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,21 +79,21 @@ class ItemTable:
         return classification_metrics(self.logits(vector, inputs), labels)
 
 
-def item_table(
-    items: int,
-    dim: int = 32,
-    objective: str = "softmax",
-    temperature: float = 0.3,
-    unobserved: float = 0.3,
-    regularisation: float = 0.01,
-) -> ItemTable:
-    """The model by the options of a job's file: ``temperature`` is of the objective ``softmax``, ``unobserved`` of
-    ``squares``. Raises ValueError."""
-    if objective == "softmax":
-        return ItemTable(items, Softmax(dim, temperature, regularisation))
-    if objective == "squares":
-        return ItemTable(items, SquaredError(dim, unobserved, regularisation))
-    raise ValueError(f"objective {objective!r} is neither softmax nor squares")
+_OBJECTIVES: Mapping[str, type[Softmax] | type[SquaredError]] = {"softmax": Softmax, "squares": SquaredError}
+
+
+def item_table(items: int, dim: int = 32, objective: str = "softmax", **options: float) -> ItemTable:
+    """The model by the options of a job's file; ``options`` are the objective's own (``temperature``, ``unobserved``,
+    ``regularisation``, ...). Raises ValueError, and TypeError for an option that it does not have."""
+    if objective not in _OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is none of {', '.join(_OBJECTIVES)}")
+    kind = _OBJECTIVES[objective]
+    wholes = {"dim": dim, **({"steps": options["steps"]} if "steps" in options else {})}
+    for name, value in (wholes | options).items():
+        wanted = int if name in wholes else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise ValueError(f"{name} must be a {'whole ' if name in wholes else ''}number, not {value!r}")
+    return ItemTable(items, kind(dim, **options))  # type: ignore[arg-type]
 
 
 def device_rows(known: Numbers, items: int) -> tuple[Inputs, Labels]:

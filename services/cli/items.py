@@ -61,8 +61,10 @@ def _served(job: FederatedJob, settings: Settings) -> tuple[FederatedJob, Array]
     if unknown := [item for item in items if item not in number_of]:
         raise CommandFailed(Exit.BAD_INPUT, f"data.items: the stack does not serve {unknown[0]!r}")
     vectors = served.vectors[[number_of[item] for item in items]]
-    # The devices' loss is the two-tower's own: of its width and temperature.
-    options = {"temperature": settings.model.temperature, **job.model.options, "dim": vectors.shape[1]}
+    # The devices' loss is the two-tower's own, unless the file says otherwise: of its width and temperature.
+    softmax = job.model.options.get("objective", "softmax") == "softmax"
+    own = {"temperature": settings.model.temperature} if softmax else {}
+    options = {**own, **job.model.options, "dim": vectors.shape[1]}
     shaped = replace(job, data=replace(job.data, items=items), model=replace(job.model, options=options))
     return shaped, vectors.reshape(-1)
 

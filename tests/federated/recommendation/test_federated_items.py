@@ -95,8 +95,13 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="neither softmax nor squares"):
+    with pytest.raises(ValueError, match="none of softmax, squares"):
         item_model(objective="hinge")
+    with pytest.raises(ValueError, match="unexpected keyword argument 'temperature'"):
+        item_model(objective="squares", temperature=0.1)
+    for option, value in (("temperature", "warm"), ("steps", 2.5), ("regularisation", True)):
+        with pytest.raises(ValueError, match=f"{option} must be a"):
+            item_model(**{option: value})
     with pytest.raises(ValueError, match="a column for each"):
         make_model("items", features=3, classes=ITEMS)
     with pytest.raises(ValueError, match="at least one item"):

@@ -124,6 +124,12 @@ def run_devices(folder: Path, urls: Sequence[str]) -> None:
         assert json.loads(output)["ended"] == "finished"
 
 
+def metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
 def pushes(url: str) -> list[dict[str, Any] | None]:
     """Of each iteration, the push that brought it to the stack."""
     return [row.get("pushed") for row in ask(url, "GET", "/v1/fl/jobs/films/rounds")["rounds"]]
@@ -152,10 +158,8 @@ def test_what_real_devices_learn_reaches_the_parameter_servers_once(tmp_path: Pa
         np.testing.assert_array_equal(after, stack.taught(steps))
         np.testing.assert_array_equal(dense_after, dense)
         assert (np.abs(after - before).max(axis=1) > 0).sum() == ITEMS
-        metrics = [urllib.request.urlopen(f"{url}/metrics").read().decode() for url in urls]
-        applied = [text for text in metrics if 'pushes_total{job="films",outcome="applied"}' in text]
-        assert applied
-        assert all('unpushed_versions{job="films"} 0.0' in text for text in applied)
+        assert any('pushes_total{job="films",outcome="applied"}' in metrics(url) for url in urls)
+        eventually(lambda: all('unpushed_versions{job="films"} 0.0' in metrics(url) for url in urls), 10.0)
 
 
 def test_rounds_do_not_wait_for_a_stack_that_is_away_and_a_killed_servers_version_arrives(
