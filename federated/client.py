@@ -153,8 +153,9 @@ class Device:
             # The peer speaks another language, or the bytes were damaged: neither ends the device's life.
             self.lost(f"an answer that cannot be read: {error}", now)
 
-    def train(self) -> None:
-        """Train on the model that was downloaded, and keep the update until it is accepted."""
+    def train(self, now: float) -> None:
+        """Train on the model that was downloaded, and keep the update until it is accepted. What came to NaN or
+        infinity is thrown away: nobody would take it, and error feedback would keep it for ever."""
         admitted, start = self._admitted, self._start
         assert admitted is not None
         assert start is not None
@@ -164,6 +165,11 @@ class Device:
             own = np.zeros_like(start) if memory.control is None else memory.control
             control = ControlVariates(self._server["control"], own)
         update = self._trainer.train(start, self._instructions, admitted.iteration, control)
+        if not all(np.isfinite(vector).all() for vector in update.vectors.values()):
+            self.spent.diverged += 1
+            self._step = _Step.START
+            self._wait = Wait(now + LONGEST_BACK_OFF_S * (0.5 + self._draw() / 2.0), "training diverged")
+            return
         generator = device_generator(self._terms.seed, self._number, admitted.iteration, COMPRESSION)
         shared = shared_seed(self._terms.seed, admitted.iteration)
         sent = encode_update(self._terms.scheme, update.vectors, generator, memory.residuals, shared)
@@ -382,7 +388,7 @@ def summary(device: Device, done: Done) -> Mapping[str, object]:
     spent = device.spent
     return {
         "ended": done.why, "detail": done.detail, "accepted": spent.accepted, "refused": spent.refused,
-        "lost": spent.lost, "sent_bytes": spent.sent, "received_bytes": spent.received,
+        "lost": spent.lost, "diverged": spent.diverged, "sent_bytes": spent.sent, "received_bytes": spent.received,
         "upload_bytes": spent.upload_bytes, "download_bytes": spent.download_bytes,
         "loss": spent.losses[-1] if spent.losses else None,
     }  # fmt: skip

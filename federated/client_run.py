@@ -77,7 +77,7 @@ def run_device(
             told(f"waits: {step.why}")
             clock.sleep(max(0.0, min(step.until, ends) - clock.now()))
         elif isinstance(step, Train):
-            device.train()
+            device.train(clock.now())
             told("trained")
         else:
             try:

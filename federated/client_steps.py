@@ -51,11 +51,12 @@ class Done:
 
 @dataclass(slots=True)
 class Spent:
-    """What the loop has used and done so far."""
+    """What the loop has used and done so far. ``diverged``: trainings that came to NaN or infinity."""
 
     accepted: int = 0
     refused: int = 0
     lost: int = 0
+    diverged: int = 0
     sent: int = 0
     received: int = 0
     upload_bytes: int = 0
