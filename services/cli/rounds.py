@@ -183,10 +183,12 @@ def _how_it_ended(spent: Spent, done: Done) -> str:
         "finished": "the job is over", "refused": "refused", "rounds": "as many updates as were wanted",
         "seconds": "the time is used up", "bytes": "the bytes are used up",
     }  # fmt: skip
-    diverged = f", {spent.diverged} trainings diverged (lower training.rate)" if spent.diverged else ""
+    lost = f"{spent.lost} requests lost"
+    if spent.diverged:
+        lost += f", {spent.diverged} trainings diverged (lower training.rate)"
     loss = f"; last loss {spent.losses[-1]:.4f}" if spent.losses else ""
     return (
-        f"{ends[done.why]}: {spent.accepted} updates counted, {spent.refused} not, {spent.lost} requests lost{diverged}; "
+        f"{ends[done.why]}: {spent.accepted} updates counted, {spent.refused} not, {lost}; "
         f"sent {size(spent.sent)}, received {size(spent.received)}{loss}"
     )
 
