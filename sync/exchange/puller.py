@@ -73,6 +73,8 @@ class PullerCounts:
 class _Shard:
     replica: Replica
     round: int
+    retired: int
+    """Below which epoch writers were retired here when it was wanted, or the last exchange of this stream ended."""
     named: dict[str, list[Keys]] | None = None
     """While a full replacement comes: every key that it named so far, by table."""
     kept: list[Update] | None = None
@@ -172,7 +174,7 @@ class Puller:
 
     def _want(self, name: ShardName, replica: Replica) -> Want:
         """``name`` anew: rounds are as large as the pulls that begin them."""
-        self._having[name] = _Shard(replica, self._asked)
+        self._having[name] = _Shard(replica, self._asked, replica.horizon.retired)
         self._standings.setdefault(name, Standing()).left = 0
         if name in self._anew:
             return Want(name, self._asked)
@@ -267,6 +269,11 @@ class Puller:
             # Not ours to write any more; if it comes back, the pieces behind this one would claim too much.
             having.stale = True
             return 0
+        if having.replica.horizon.retired != having.retired:
+            # Somebody else told of a retirement, another one than the source's perhaps: what it counts as told here may
+            # since have been passed over as a retired writer's. It has to know.
+            having.stale = True
+            return 0
         if piece.first:
             having.named = {} if piece.whole else None
             # It undoes what is claimed here, so it must not be seen half done.
@@ -290,6 +297,7 @@ class Puller:
         delta = having.replica.merge(update, whole)
         if piece.token is not None:
             having.named = having.kept = None
+            having.retired = having.replica.horizon.retired
             self._anew.discard(piece.shard)
             self._tokens[piece.shard] = having.replica, piece.token
             learned.append(piece.shard)

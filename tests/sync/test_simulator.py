@@ -247,9 +247,10 @@ class TestNodes:
         assert world.network.counts.crossing_bytes_total - before < 2 * 28 * 1_000
 
 
-BROKE_ONCE = (210, 9145)
-"""A retirement undid rows of a replica that was just telling what it had claimed before. On a line that is slow and
-shared, so many pulls were open that answers were overdue, and streams began anew for ever."""
+BROKE_ONCE = (210, 5801, 9145)
+"""A retirement undid rows of a replica that was just telling what it had claimed before. Another retirement came from
+elsewhere while a full replacement came in pieces, whose rows were then passed over. On a line that is slow and shared,
+so many pulls were open that answers were overdue, and streams began anew for ever."""
 
 
 @pytest.mark.parametrize(
