@@ -276,8 +276,10 @@ class Puller:
             return 0
         if piece.first:
             having.named = {} if piece.whole else None
-            # It undoes what is claimed here, so it must not be seen half done.
-            having.kept = [] if piece.update.final is not None and not having.replica.is_empty else None
+            # It undoes what is claimed here, so it must not be seen half done; and of writers that are retired here
+            # already, its rows count together with its end alone.
+            untouched = having.replica.is_empty and not having.retired
+            having.kept = [] if piece.update.final is not None and not untouched else None
         whole: dict[str, Keys] | None = None
         if piece.whole and having.named is not None:
             for part in piece.update.versioned:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sync.exchange import Batch, FeedConfig, Pace, PaceConfig, Piece, Pull, Puller, ShardName, messages
 from sync.exchange import puller as module
 from sync.exchange.puller import GRACE_S, LAST_RETRY_S, REPORT_S
-from sync.knowledge import Knowledge
-from sync.records import Update
+from sync.knowledge import Horizon, Knowledge
+from sync.records import Learned, Update
 from tests.support.exchange import ROW_BYTES, Pair, Wire, keys_of, pieces, run
 from tests.support.replicas import learned, push, rows, update
 from tests.support.twins import told_by
@@ -534,3 +534,22 @@ def test_patience_covers_what_stands_in_line_before_an_answer_and_grows_while_no
     pair.later(10.0)
     pair.exchange()
     assert pair.puller.patience_s(pull) < least_s + 4.0
+
+
+def test_a_retirement_from_elsewhere_in_the_middle_of_a_replacement_makes_it_begin_anew() -> None:
+    """Two owners retired the same writer without knowing of each other, and one of them lacked its rows."""
+    pair = Pair(pace=PaceConfig(min_bytes=50 * ROW_BYTES, max_bytes=50 * ROW_BYTES))
+    home, region = pair.home[NAME], pair.region[NAME]
+    push(home, range(120))
+    (writer,) = home.knowledge
+    home.lead(2_005, 5)
+    assert home.retire(5, home.knowledge)
+    pair.ask()
+    pair.take(pair.answer()[0])
+    assert 0 < len(told_by(region)) < 120
+    nothing = Learned({}, Horizon({}, 3))
+    region.merge(Update(learned=nothing, final=nothing, epochs={writer: home.epochs[writer]}), {})
+    assert (told_by(region), region.horizon.retired) == ({}, 3)
+    pair.settle(5)
+    assert (len(told_by(region)), region.horizon.retired) == (120, 5)
+    assert pair.equal()
