@@ -25,6 +25,7 @@ from services.coordination.contract import (
     LeaseLost,
     Unavailable,
 )
+from services.sqlite import write_transaction
 
 FORMAT: Final = 1
 MARKS_KEPT: Final = 10_000
@@ -100,15 +101,9 @@ class SqliteCoordination:
         """One write transaction, after what has expired is gone."""
         with self._lock:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
+                with write_transaction(self._db) as db:
                     self._expire()
-                    yield self._db
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+                    yield db
             except sqlite3.Error as error:
                 raise Unavailable(str(error)) from error
 

@@ -8,7 +8,6 @@ swept later. Bodies that several threads store at once share one commit.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import sqlite3
@@ -21,6 +20,7 @@ from typing import Final, TypeVar
 
 from federated.rounds import StoreUnavailable
 from services.federation.prefixes import after
+from services.sqlite import alone, write_transaction
 
 T = TypeVar("T")
 Step = Callable[[Mapping[str, bytes | None]], tuple[Mapping[str, bytes | None], T]]
@@ -57,7 +57,7 @@ class SqliteStore:
             raise StoreUnavailable(f"{folder} cannot be used: {error.strerror}") from error
         self._writer = _connect(folder / "rounds.db")
         try:
-            with self._alone(), _translated():
+            with alone(self._lock_fd), _translated():
                 # Alone: two processes that switch a new file to WAL lock each other out.
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._writer.execute("PRAGMA synchronous = FULL")
@@ -222,24 +222,8 @@ class SqliteStore:
 
     @contextmanager
     def _committing(self) -> Iterator[sqlite3.Connection]:
-        with self._alone(), _translated():
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:  # SQLite itself rolls back on some errors (disk full)
-                    self._writer.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        # The kernel hands a lock file on at once; SQLite's own waiting sleeps in growing steps and is unfair.
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        with alone(self._lock_fd), _translated(), write_transaction(self._writer) as db:
+            yield db
 
 
 class _Row:

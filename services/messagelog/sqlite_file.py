@@ -1,13 +1,10 @@
 """One connection to one SQLite file of the log: pragmas, schema, write lock, errors.
 
-Foreign exceptions become ours here and nowhere else. Writers of all processes queue on a lock file, which the
-kernel hands on in the moment it is free; SQLite's own waiting sleeps in growing steps and lets one writer
-starve another.
+Foreign exceptions become ours here and nowhere else. Writers of all processes queue on a lock file.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
@@ -18,6 +15,7 @@ from typing import Final
 
 from services.messagelog.contract import LogError, LogFull, LogUnavailable
 from services.messagelog.doorbell import Doorbell
+from services.sqlite import alone, write_transaction
 
 FORMAT: Final = 1
 PAGE_BYTES: Final = 4_096
@@ -96,7 +94,7 @@ class LogFile:
             raise
 
     def _prepare(self, max_bytes: int) -> None:
-        with self._alone(), _translated():
+        with alone(self._lock_fd), _translated():
             # Alone, since two processes that both switch a new file to WAL lock each other out.
             self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -108,14 +106,6 @@ class LogFile:
             if found == 0:
                 self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
             self._db.execute(f"PRAGMA max_page_count = {max(1, max_bytes // PAGE_BYTES)}")
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -140,15 +130,8 @@ class LogFile:
         ``ring`` wakes the file's listeners after the commit.
         """
         with self._mutex, _translated():
-            with self._alone():
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:  # SQLite itself rolls back on some errors (disk full)
-                        self._db.execute("ROLLBACK")
-                    raise
+            with alone(self._lock_fd), write_transaction(self._db) as db:
+                yield db
             if ring:
                 self._bell.ring()
 
