@@ -22,20 +22,27 @@ from federated.job import FederatedJob, JobRefused, load_job
 from federated.models import Inputs, Labels
 
 _RETRY_S = 1.0
+_NOT_WELCOME = frozenset({401, 403})
+"""Statuses that asking again does not change."""
 
 
 class JobUnreachable(ConnectionError):
-    """No server told what the job is, in the time there was."""
+    """No server told what the job is, in the time there was or to this device."""
 
 
 def fetch_job(transport: HttpTransport, job: str, clock: Clock, seconds: float) -> FederatedJob:
-    """The job's file, from a server. Raises JobUnreachable after ``seconds`` and JobRefused for what is no job."""
+    """The job's file, from a server. Raises JobUnreachable after ``seconds``, or at once where the token is not taken,
+    and JobRefused for what is no job."""
     ends, why = clock.now() + seconds, ""
     while True:
         try:
             answer = transport.send(Call("GET", f"/v1/fl/jobs/{quote(job, safe='')}/definition"))
             if answer.status == 200:
                 return load_job(tomllib.loads(answer.body.decode()))
+            if answer.status in _NOT_WELCOME:
+                raise JobUnreachable(
+                    f"status {answer.status}: job {job!r} takes only devices with a token of its own"
+                )
             why = (
                 f"status {answer.status}: no job {job!r}"
                 if answer.status == 404
@@ -93,11 +100,25 @@ def run_device(
 def own_rows(job: FederatedJob, path: Path) -> tuple[Inputs, Labels]:
     """This device's rows for ``job``'s model, from its own file. Raises ValueError for one that does not fit."""
     if job.model.name != "items":
-        return load_rows(path)
+        return fitting(job, path, *load_rows(path))
     # Not every device recommends: imported where it is asked for.
     from federated.recommendation.model import load_known
 
     return load_known(path, job.data.items, job.make_model().layout().fields[0].shape[0])
+
+
+def fitting(job: FederatedJob, path: Path, inputs: Inputs, labels: Labels) -> tuple[Inputs, Labels]:
+    """Inputs [N, ...] as [N, F], and their labels [N]. Raises ValueError where the job's model has other sizes: before
+    the device starts, since one that starts and fails takes the place of another in the iteration."""
+    inputs = inputs.reshape(len(inputs), -1)
+    features, classes = job.data.features, job.data.classes
+    if features is not None and inputs.shape[1] != features:
+        raise ValueError(f"{path} has rows of {inputs.shape[1]} features, the job's model takes {features}")
+    if classes is not None and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"{path} has labels from {labels.min()} to {labels.max()}, the job's model tells 0 to {classes - 1} apart"
+        )
+    return inputs, labels
 
 
 def load_rows(path: Path) -> tuple[Inputs, Labels]:
@@ -126,13 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--server", action="append", required=True, help="http(s)://HOST:PORT; may be repeated"
     )
-    parser.add_argument("--job", required=True)
+    parser.add_argument("--job", required=True, help="the job's name")
     parser.add_argument("--client", required=True, help="this device's id")
     parser.add_argument(
         "--data",
         required=True,
         type=Path,
-        help=".npz with inputs and labels, or .csv, label last; of items .npz with items, or .txt, an id a line",
+        help=".npz with inputs and labels, or .csv without a header, label last; of items .npz with items, or .txt, "
+        "an id a line",
     )
     parser.add_argument("--state", type=Path, help="folder for what is kept between rounds")
     parser.add_argument("--token-file", type=Path, help="file with this device's token")
@@ -140,22 +162,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--certificate", help="this device's certificate (PEM)")
     parser.add_argument("--key", help="its key (PEM)")
     parser.add_argument("--rounds", type=int, help="end after so many accepted updates")
-    parser.add_argument("--budget-seconds", type=float, default=float("inf"))
-    parser.add_argument("--budget-bytes", type=float, default=float("inf"))
+    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="end after so long")
+    parser.add_argument(
+        "--budget-bytes",
+        type=float,
+        default=float("inf"),
+        help="end before more than this is sent and received",
+    )
     given = parser.parse_args(arguments)
-    token = given.token_file.read_text().strip() if given.token_file else ""
     clock = Clock()
     began = clock.now()
-    with HttpTransport(
-        given.server, token, ca=given.ca, certificate=given.certificate, key=given.key,
-        first=client_number(given.client),
-    ) as transport:  # fmt: skip
+    try:
+        token = given.token_file.read_text(encoding="ascii").strip() if given.token_file else ""
+        connected = HttpTransport(
+            given.server, token, ca=given.ca, certificate=given.certificate, key=given.key,
+            first=client_number(given.client),
+        )  # fmt: skip
+    except (OSError, ValueError) as error:  # an address that is none, a file that cannot be read
+        parser.exit(1, f"error: {error}\n")
+    with connected as transport:
         try:
             job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
             inputs, labels = own_rows(job, given.data)
         except (OSError, ValueError) as error:  # no such job, no such file, or rows that do not fit
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
+            parser.exit(1, f"error: {error}\n")
         folder = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         device = Device(
             given.client, terms_of(job), numpy_trainer(job, given.client, inputs, labels), DeviceFolder(folder), began,

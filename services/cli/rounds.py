@@ -141,17 +141,24 @@ def join(
     from services.cli.output import note, print_json, waiting
 
     options: Options = context.obj
-    secret = token_file.read_text(encoding="ascii").strip() if token_file else ""
     clock = Clock()
     began = clock.now()
-    with HttpTransport(
-        urls, secret, ca=_text(ca), certificate=_text(certificate), key=_text(certificate_key)
-    ) as transport:
+    try:
+        secret = token_file.read_text(encoding="ascii").strip() if token_file else ""
+        connected = HttpTransport(
+            urls, secret, ca=_text(ca), certificate=_text(certificate), key=_text(certificate_key)
+        )
+    except (OSError, ValueError) as error:  # an address that is none, a file that cannot be read
+        raise CommandFailed(Exit.USAGE, str(error)) from error
+    with connected as transport:
         try:
-            found = fetch_job(transport, job or _only_job(urls[0]), clock, min(budget_seconds, 30.0))
+            found = fetch_job(transport, job or _only_job(urls), clock, min(budget_seconds, 30.0))
         except JobUnreachable as error:
             raise CommandFailed(
-                Exit.NOT_RUNNING, str(error), "`headwater fl serve` starts a server."
+                Exit.NOT_RUNNING,
+                str(error),
+                "`headwater fl list` shows the jobs, `headwater fl token` makes a token, `headwater fl serve` starts a "
+                "server.",
             ) from error
         trainer = _trainer(found, client, data, torch, options.settings())
         folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")
@@ -375,25 +382,29 @@ def _federation(job: FederatedJob, name: str) -> Federation:
 def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool, settings: Settings) -> Any:
     import numpy as np
 
-    from federated.client_run import load_rows, numpy_trainer
+    from federated.client_run import numpy_trainer, own_rows
 
     if job.model.name == "items":
-        from services.cli.items import own_rows
+        from services.cli import items
 
         if torch:
             raise CommandFailed(Exit.USAGE, "items are learned with NumPy: leave --torch out")
 
-        inputs, labels = own_rows(job, client, data, settings)
+        inputs, labels = items.own_rows(job, client, data, settings)
     elif data is not None and data.endswith((".npz", ".csv")):
         try:
-            inputs, labels = load_rows(Path(data))
+            inputs, labels = own_rows(job, Path(data))
         except (OSError, ValueError) as error:
-            raise CommandFailed(Exit.BAD_INPUT, str(error)) from error
+            raise CommandFailed(
+                Exit.BAD_INPUT, str(error), "Mend the file, or name another with --data."
+            ) from error
     else:
         federation = _federation(job, data or job.data.name)
         if not client.isdecimal() or int(client) >= federation.clients:
             raise CommandFailed(
-                Exit.USAGE, f"--client must be a number below {federation.clients} to pick a share of data"
+                Exit.USAGE,
+                f"--client must be a number below {federation.clients} to pick a share of {federation.name}",
+                "Or bring rows of its own: --data FILE.",
             )
         padded = federation.rows(np.array([int(client)]))
         count = int(padded.counts[0])
@@ -409,10 +420,17 @@ def _text(file: Path | None) -> str | None:
     return None if file is None else str(file)
 
 
-def _only_job(url: str) -> str:
+def _only_job(urls: list[str]) -> str:
+    """The name of the only job there is, from the first server that answers."""
     from services.cli.client import Api
 
-    rows = _rows(Api(url, os.environ.get(KEY_VARIABLE)).get("fl", "jobs"), "jobs")
+    for place, url in enumerate(urls):
+        try:
+            rows = _rows(Api(url, os.environ.get(KEY_VARIABLE)).get("fl", "jobs"), "jobs")
+            break
+        except CommandFailed as error:
+            if error.code != Exit.NOT_RUNNING or place == len(urls) - 1:
+                raise
     if len(rows) != 1:
         raise CommandFailed(Exit.USAGE, f"there are {len(rows)} jobs", "Name one with --job.")
     return str(rows[0]["job"])

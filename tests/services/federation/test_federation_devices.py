@@ -12,12 +12,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.federation import Fleet, create, job, model, reference, rows, servers, wait_for
+from support.federation import (
+    CLASSES,
+    FEATURES,
+    Fleet,
+    ask,
+    create,
+    free_ports,
+    job,
+    model,
+    reference,
+    rows,
+    servers,
+    wait_for,
+)
 
-from federated.client_run import numpy_trainer
+from federated.client_http import Clock, HttpTransport
+from federated.client_run import JobUnreachable, fetch_job, main, numpy_trainer, own_rows
 from federated.client_trainer import NumpyTrainer, client_number
 from federated.device import ControlVariates, Instructions, LocalTraining
 from federated.torch_client import torch_twin
+from services.cli.app import main as headwater
+from services.cli.exits import Exit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -149,3 +165,86 @@ def test_ids_that_are_numbers_draw_by_that_number() -> None:
     assert client_number("17") == 17
     assert client_number("a") != client_number("b")
     assert isinstance(numpy_trainer(job(), "a", *rows("a")), NumpyTrainer)
+
+
+class TestOwnRows:
+    def save(self, folder: Path, inputs: np.ndarray, labels: np.ndarray) -> Path:
+        np.savez(folder / "rows.npz", inputs=inputs, labels=labels)
+        return folder / "rows.npz"
+
+    def test_images_are_rows_and_a_table_without_a_header_is_taken(self, tmp_path: Path) -> None:
+        images = np.arange(2 * FEATURES, dtype=np.float32).reshape(2, 2, -1)
+        inputs, labels = own_rows(job(), self.save(tmp_path, images, np.array([0, CLASSES - 1])))
+        np.testing.assert_array_equal(inputs, images.reshape(2, FEATURES))
+        np.savetxt(tmp_path / "rows.csv", np.c_[inputs, labels], delimiter=",")
+        again = own_rows(job(), tmp_path / "rows.csv")
+        np.testing.assert_array_equal(again[0], inputs)
+        np.testing.assert_array_equal(again[1], labels)
+
+    def test_other_features_or_labels_than_the_models_are_refused(self, tmp_path: Path) -> None:
+        wide = self.save(tmp_path, np.ones((2, FEATURES + 1), np.float32), np.zeros(2, np.int64))
+        with pytest.raises(
+            ValueError, match=f"rows of {FEATURES + 1} features, the job's model takes {FEATURES}"
+        ):
+            own_rows(job(), wide)
+        for label in (-1, CLASSES):
+            labels = np.array([0, label])
+            with pytest.raises(ValueError, match="labels from"):
+                own_rows(job(), self.save(tmp_path, np.ones((2, FEATURES), np.float32), labels))
+
+    def test_a_device_whose_rows_do_not_fit_takes_no_place_in_the_iteration(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wide = self.save(tmp_path, np.ones((2, FEATURES + 1), np.float32), np.zeros(2, np.int64))
+        with servers(tmp_path) as running:
+            url = running[0][1]
+            create(url, job(clients=2))
+            with pytest.raises(SystemExit) as ended:
+                main(["--server", url, "--job", "job", "--client", "0", "--data", str(wide)])
+            assert ended.value.code == 1
+            with pytest.raises(SystemExit) as ended:
+                headwater(["fl", "join", url, "--client", "0", "--data", str(wide)])
+            assert ended.value.code == Exit.BAD_INPUT
+            assert ask(url, "GET", "/v1/fl/jobs")["jobs"][0]["starts"] == 0
+        told = capsys.readouterr().err
+        assert told.count(f"rows of {FEATURES + 1} features, the job's model takes {FEATURES}") == 2
+
+
+def test_what_a_device_is_told_wrong_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "none")
+    for extra, said in (
+        (["127.0.0.1:1"], "http://HOST:PORT"),
+        (["http://127.0.0.1:1", "--token-file", missing], missing),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["--job", "job", "--client", "0", "--data", "rows.npz", "--server", *extra])
+        assert ended.value.code == 1
+        assert said in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            headwater(["fl", "join", "--client", "0", *extra])
+        assert ended.value.code == Exit.USAGE
+        assert said in capsys.readouterr().err
+
+
+def test_the_only_job_is_found_though_the_first_server_is_dead(tmp_path: Path) -> None:
+    with servers(tmp_path) as running:
+        url, (dead,) = running[0][1], free_ports(1)
+        create(url, job(clients=1, iterations=1))
+        np.savez(tmp_path / "rows.npz", inputs=rows("0")[0], labels=rows("0")[1])
+        words = ["--client", "0", "--data", str(tmp_path / "rows.npz"), "--state", str(tmp_path / "kept")]
+        with pytest.raises(SystemExit) as ended:
+            headwater(["fl", "join", f"http://127.0.0.1:{dead}", url, *words])
+        assert not ended.value.code
+        wait_for(url, phase="finished", valid=1)
+
+
+def test_a_device_without_a_token_is_told_at_once(tmp_path: Path) -> None:
+    with servers(tmp_path, tokens=True) as running, HttpTransport([running[0][1]]) as transport:
+        create(running[0][1], job())
+        clock = Clock()
+        began = clock.now()
+        with pytest.raises(JobUnreachable, match="status 401: job 'job' takes only devices with a token"):
+            fetch_job(transport, "job", clock, 30.0)
+        assert clock.now() - began < 10.0
