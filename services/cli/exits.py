@@ -48,6 +48,6 @@ HELP: dict[Exit, str] = {
     Exit.DECLINED: "You answered no. Nothing was changed; --yes answers in advance.",
     Exit.CHECK_FAILED: "A check failed; the line that says FAIL names it.",
     Exit.ADDRESS_IN_USE: "Another program listens at that address. Stop it, or choose another with "
-    "--set api.listen=HOST:PORT (port 0 lets the system choose).",
+    "--set api.listen=HOST:PORT or, of `headwater fl serve`, --port (0 lets the system choose).",
     Exit.INTERRUPTED: "Interrupted by Ctrl-C.",
 }

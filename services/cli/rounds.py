@@ -429,6 +429,12 @@ def _only_job(urls: list[str]) -> str:
             rows = _rows(Api(url, os.environ.get(KEY_VARIABLE)).get("fl", "jobs"), "jobs")
             break
         except CommandFailed as error:
+            if (
+                error.code == Exit.REFUSED
+            ):  # an edge does not list jobs, a server may tell them to operators alone
+                raise CommandFailed(
+                    Exit.USAGE, f"{url} does not tell which jobs there are: {error}", "Name one with --job."
+                ) from error
             if error.code != Exit.NOT_RUNNING or place == len(urls) - 1:
                 raise
     if len(rows) != 1:

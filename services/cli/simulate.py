@@ -46,7 +46,9 @@ def simulate(
     clients: Annotated[int | None, typer.Option(min=1, help="How many clients.")] = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="Who holds what: iid, dirichlet:0.1, label:2, shards:2, quantity:1.2, user."),
+        typer.Option(
+            help="Who holds what: iid, dirichlet:0.1, dirichlet_equal:0.1, label:2, shards:2, quantity:1.2, user."
+        ),
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Of --partition dirichlet.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Iterations (20).")] = None,

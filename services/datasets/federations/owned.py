@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from federated.data import Federation, federate_owned
 from federated.partition import make_partition
-from services.datasets.errors import DatasetError
+from services.datasets.errors import DatasetError, DatasetUnsuited
 
 BY_USER = "user"
 
@@ -38,7 +38,7 @@ class Owned:
     def federation(self, clients: int | None, seed: int, partition: str | None) -> Federation:
         """By user; or, where ``partition`` says another way, as if the rows were nobody's.
 
-        Raises DatasetError, PartitionImpossible, ValueError.
+        Raises DatasetUnsuited, DatasetError, PartitionImpossible, ValueError.
         """
         owners, ids, held_out = self.owners, self.ids, self.held_out
         if partition not in (None, BY_USER):
@@ -48,7 +48,9 @@ class Owned:
                     f"rows of {self.name} overlap within a user, so its partition is {BY_USER!r}, not {partition!r}"
                 )
             if clients is None:
-                raise DatasetError(f"partition {partition!r} needs a number of clients")
+                raise DatasetUnsuited(
+                    f"partition {partition!r} needs a number of clients: data.clients, --clients"
+                )
             generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
             divided = make_partition(partition, self.labels, clients, generator)
             owners = np.empty_like(owners)

@@ -240,6 +240,18 @@ def test_the_only_job_is_found_though_the_first_server_is_dead(tmp_path: Path) -
         wait_for(url, phase="finished", valid=1)
 
 
+def test_where_jobs_are_not_listed_one_is_told_to_name_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashed = "admin:" + "0" * 64
+    with servers(tmp_path, tokens=True, keys=(hashed,)) as running, pytest.raises(SystemExit) as ended:
+        headwater(["fl", "join", running[0][1], "--client", "0"])
+    assert ended.value.code == Exit.USAGE
+    told = capsys.readouterr().err
+    assert "does not tell which jobs there are" in told
+    assert "--job" in told
+
+
 def test_a_device_without_a_token_is_told_at_once(tmp_path: Path) -> None:
     with servers(tmp_path, tokens=True) as running, HttpTransport([running[0][1]]) as transport:
         create(running[0][1], job())
