@@ -138,6 +138,7 @@ def join(
     from federated.client_http import Clock, HttpTransport
     from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of
     from federated.client_steps import Budget
+    from federated.job import JobRefused
     from services.cli.output import note, print_json, waiting
 
     options: Options = context.obj
@@ -159,6 +160,12 @@ def join(
                 str(error),
                 "`headwater fl list` shows the jobs, `headwater fl token` makes a token, `headwater fl serve` starts a "
                 "server.",
+            ) from error
+        except JobRefused as error:
+            raise CommandFailed(
+                Exit.BAD_INPUT,
+                f"the server's job cannot be run here: {error}",
+                "A strategy or model of one's own must be known on devices, too.",
             ) from error
         trainer = _trainer(found, client, data, torch, options.settings())
         folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")
