@@ -67,7 +67,8 @@ def simulate(
         str | None, typer.Option(help='Of uploads, as in "top_k:0.03,quantise:1,deflate".')
     ] = None,
     download_bits: Annotated[
-        int | None, typer.Option(help="Bits of downloaded weights, sent as differences; 0: float32.")
+        int | None,
+        typer.Option(help="Bits of downloaded weights (2 to 25), sent as differences; 0: float32."),
     ] = None,
     dropout: Annotated[float | None, typer.Option(help="Share of starts that never upload.")] = None,
     stragglers: Annotated[float | None, typer.Option(help="Share of starts that are slow.")] = None,
