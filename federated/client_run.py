@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from federated.client import Device, summary
+from federated.client_device import Device, summary
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport, NetworkLost
 from federated.client_steps import Budget, Done, Terms, Train, Wait

@@ -11,7 +11,8 @@ from typing import Final
 from services.api.health import Dependency
 from services.coordination.contract import CoordinationError
 from services.parameter_server.client.syncs import RegionSync
-from services.parameter_server.syncing.status import StatusReply, contest
+from services.parameter_server.syncing.contests import contest
+from services.parameter_server.syncing.status import StatusReply
 
 EVERY_S: Final = 1.0
 """How often the parameter servers are asked: no more often does an idle source say that it has nothing new."""

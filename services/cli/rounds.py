@@ -133,7 +133,7 @@ def join(
     """
     import random
 
-    from federated.client import Device, summary
+    from federated.client_device import Device, summary
     from federated.client_folder import DeviceFolder
     from federated.client_http import Clock, HttpTransport
     from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of

@@ -153,7 +153,7 @@ def _figures(one: UpstreamStatus) -> tuple[object, ...]:
 
 
 def _sources(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
-    from services.parameter_server.syncing.status import ranges
+    from services.parameter_server.syncing.contests import ranges
 
     for server in region.servers.values():
         found = [server.found.get(how, 0) for how in ("token", "cache", "scan")]
@@ -172,7 +172,7 @@ def _sources(name: str, region: RegionSync) -> Iterator[tuple[object, ...]]:
 
 
 def _problems(server: StatusReply) -> Iterator[str]:
-    from services.parameter_server.syncing.status import contest, ranges
+    from services.parameter_server.syncing.contests import contest, ranges
 
     if server.refuses:
         yield server.refuses

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.client import Device
+from federated.client_device import Device
 from federated.client_folder import DeviceFolder
 from federated.client_http import Answer, Call
 from federated.client_steps import Terms, Train, Wait

@@ -27,10 +27,10 @@ from services.parameter_server.messages import Part, PushRequest
 from services.parameter_server.syncing import declaring
 from services.parameter_server.syncing.brake import MOST, Brake
 from services.parameter_server.syncing.clocks import by_region, judge
+from services.parameter_server.syncing.contests import ranges
 from services.parameter_server.syncing.declaring import Declarer
 from services.parameter_server.syncing.forwarding import split_push
 from services.parameter_server.syncing.rates import Rate
-from services.parameter_server.syncing.status import ranges
 
 
 class TestBrake:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from support.service_process import Running, eventually, service
 
-from federated.client import Device
+from federated.client_device import Device
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport
 from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of

@@ -17,11 +17,11 @@ from services.parameter_server.declarations import Declaration
 from services.parameter_server.host import Host
 from services.parameter_server.syncing.brake import Brake
 from services.parameter_server.syncing.clocks import Verdict, by_region, judge
+from services.parameter_server.syncing.contests import contest
 from services.parameter_server.syncing.forwarding import Forwarding
 from services.parameter_server.syncing.messages import REST, SYNC, SyncRequest
 from services.parameter_server.syncing.rates import Rate
 from services.parameter_server.syncing.source import Source
-from services.parameter_server.syncing.status import contest
 from services.parameter_server.syncing.upkeep import Upkeep
 from services.parameter_server.syncing.upstream import Links, Upstream
 from services.rpc.server import Call

@@ -25,7 +25,7 @@ from support.federation import (
 from support.redis import redis_url
 from support.service_process import service
 
-from federated.client import Device
+from federated.client_device import Device
 from federated.client_folder import DeviceFolder
 from federated.client_http import Answer, Call, Clock, HttpTransport, NetworkLost
 from federated.client_run import numpy_trainer, run_device, terms_of

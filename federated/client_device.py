@@ -1,0 +1,394 @@
+"""The device's part of a federated job: ask to take part, download, train, upload, and again.
+
+``Device`` is the loop without I/O: ``next`` says what to do, ``received``, ``lost`` and ``train`` tell it what came of
+it. ``python -m federated.client`` runs it over HTTP; it needs Python and NumPy, nothing else.
+
+- What a device sends is trained once: a repeat after a lost reply, a crash or a change of server sends the same bytes,
+  and the server counts them once.
+- A lost network costs a wait that doubles up to a minute, with jitter, and the next server is tried.
+- A budget of seconds and bytes ends the loop between two steps; a step that would go beyond it is not begun.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import quote
+
+import numpy as np
+
+from federated.client_folder import DeviceFolder, Memory, Pending
+from federated.client_http import Answer, Call
+from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
+from federated.client_trainer import Trainer, client_number
+from federated.compression import BaseUnknown, BodyRefused, Held, difference, receive
+from federated.device import (
+    COMPRESSION,
+    ControlVariates,
+    Instructions,
+    device_generator,
+)
+from federated.frames import FrameRefused
+from federated.payload import encode_update, shared_seed
+from federated.rounds.messages import (
+    Accepted,
+    Admitted,
+    Finished,
+    NotYet,
+    Refused,
+    Reply,
+    StartRequest,
+    UploadRequest,
+)
+from federated.selection import DeviceFacts
+from federated.weights import Array
+from federated.wire import decode_model, decode_reply, digest_of, encode_start, encode_upload
+
+LONGEST_BACK_OFF_S = 60.0
+_FIRST_BACK_OFF_S = 0.25
+_HEADS_BYTES = 768
+_ANEW_S = 1.0
+
+
+class _Step(Enum):
+    START = "start"
+    MODEL = "model"
+    TRAIN = "train"
+    ASK_PARTS = "ask parts"
+    PART = "part"
+    UPLOAD = "upload"
+
+
+class Device:
+    """One client's loop. Times are seconds of any clock that only goes forward; ``draw`` gives numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        client: str,
+        terms: Terms,
+        trainer: Trainer,
+        folder: DeviceFolder,
+        now: float,
+        draw: Callable[[], float],
+        *,
+        facts: DeviceFacts | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self._client = client
+        self._number = client_number(client)
+        self._terms = terms
+        self._trainer = trainer
+        self._folder = folder
+        self._draw = draw
+        self._facts = facts or DeviceFacts()
+        self._budget = budget or Budget()
+        self._began = now
+        self._path = f"/v1/fl/jobs/{quote(terms.job, safe='')}/clients/{quote(client, safe='')}"
+        self._step = _Step.START
+        self._wait: Wait | None = None
+        self._done: Done | None = None
+        self._failures = 0
+        self._admitted: Admitted | None = None
+        self._start: Array | None = None
+        self._instructions = Instructions()
+        self._server: dict[str, Array] = {}
+        self._offset = 0
+        self._whole = True  # whether an upload's body travels with it
+        self._round_bytes = 0
+        self._round_began = 0
+        self._held = self._read_held()
+        self._pending = folder.pending()
+        if self._pending is not None:
+            self._begin_upload()
+        self.spent = Spent()
+
+    def next(self, now: float) -> Call | Wait | Train | Done:
+        """What to do now."""
+        if self._done is None and now - self._began >= self._budget.seconds:
+            self._done = Done("seconds")
+        if self._done is not None:
+            return self._done
+        if self._wait is not None:
+            if now < self._wait.until:
+                return self._wait
+            self._wait = None
+        if self._step is _Step.TRAIN:
+            return Train()
+        call = self._call()
+        if not self._affords(call):
+            self._done = Done("bytes")
+            return self._done
+        return call
+
+    def lost(self, why: str, now: float) -> None:
+        """The last call came to nothing."""
+        self.spent.lost += 1
+        self._failures += 1
+        back_off_s = min(_FIRST_BACK_OFF_S * 2.0 ** (self._failures - 1), LONGEST_BACK_OFF_S)
+        self._wait = Wait(now + back_off_s * (0.5 + self._draw()), why)
+        if self._step is _Step.PART:
+            self._step = _Step.ASK_PARTS  # how much of it arrived is for the server to say
+
+    def received(self, answer: Answer, now: float) -> None:
+        """The last call's answer."""
+        self.spent.sent += answer.sent
+        self.spent.received += answer.received
+        if answer.status in (408, 429) or answer.status >= 500:
+            self.lost(f"status {answer.status}", now)
+            return
+        self._failures = 0
+        if answer.status >= 400:
+            self._problem(answer, now)
+            return
+        try:
+            if self._step in (_Step.ASK_PARTS, _Step.PART):
+                self._parts_there(answer)
+            elif self._step is _Step.MODEL:
+                self._take_model(answer.body, now)
+            else:
+                self._reply(decode_reply(answer.body, now), now)
+        except (FrameRefused, ValueError) as error:
+            # The peer speaks another language, or the bytes were damaged: neither ends the device's life.
+            self.lost(f"an answer that cannot be read: {error}", now)
+
+    def train(self, now: float) -> None:
+        """Train on the model that was downloaded, and keep the update until it is accepted. What came to NaN or
+        infinity is thrown away: nobody would take it, and error feedback would keep it for ever."""
+        admitted, start = self._admitted, self._start
+        assert admitted is not None
+        assert start is not None
+        memory = self._folder.memory()
+        control = None
+        if "control" in self._instructions.vectors:
+            own = np.zeros_like(start) if memory.control is None else memory.control
+            control = ControlVariates(self._server["control"], own)
+        update = self._trainer.train(start, self._instructions, admitted.iteration, control)
+        if not all(np.isfinite(vector).all() for vector in update.vectors.values()):
+            self.spent.diverged += 1
+            self._step = _Step.START
+            self._wait = Wait(now + LONGEST_BACK_OFF_S * (0.5 + self._draw() / 2.0), "training diverged")
+            return
+        generator = device_generator(self._terms.seed, self._number, admitted.iteration, COMPRESSION)
+        shared = shared_seed(self._terms.seed, admitted.iteration)
+        sent = encode_update(self._terms.scheme, update.vectors, generator, memory.residuals, shared)
+        # c_i moves by what the server will read, so that both sides' controls stay the same.
+        after = Memory(
+            admitted.iteration,
+            sent.residuals,
+            None if control is None else control.client + sent.decoded["control"],
+        )
+        self._pending = Pending(
+            admitted.iteration, admitted.ticket, update.examples, update.steps, update.loss, sent.body, after
+        )
+        self._folder.keep_pending(self._pending)
+        self._begin_upload()
+
+    # What to send.
+
+    def _call(self) -> Call:
+        pending = self._pending
+        if self._step is _Step.START:
+            self._round_began = self.spent.sent + self.spent.received
+            held = 0 if self._held is None else self._held.version + 1
+            return Call(
+                "POST", f"{self._path}/start", encode_start(StartRequest(self._client, self._facts, held))
+            )
+        if self._step is _Step.MODEL:
+            assert self._admitted is not None
+            held_query = "" if self._held is None else f"?held={self._held.version}"
+            return Call("GET", f"{self._path}/models/{self._admitted.version}{held_query}")
+        assert pending is not None
+        if self._step is _Step.UPLOAD:
+            request = UploadRequest(
+                self._client, pending.iteration, pending.ticket, digest_of(pending.body), pending.examples,
+                pending.steps, pending.loss,
+            )  # fmt: skip
+            return Call(
+                "POST", f"{self._path}/uploads", encode_upload(request, pending.body if self._whole else None)
+            )
+        path = f"{self._path}/uploads/{digest_of(pending.body).hex()}"
+        headers = {"X-Iteration": str(pending.iteration), "X-Ticket": pending.ticket.hex()}
+        if self._step is _Step.ASK_PARTS:
+            return Call("HEAD", path, b"", headers)
+        part = pending.body[self._offset : self._offset + self._terms.part_bytes]
+        return Call("PUT", path, part, {**headers, "Upload-Offset": str(self._offset)})
+
+    def _affords(self, call: Call) -> bool:
+        """Whether the step fits into what is left: its body, the longest reply there may be, and both heads. A round is
+        begun only if one like the last fits."""
+        needed = len(call.body) + _HEADS_BYTES
+        if self._step is _Step.START:
+            needed = max(needed, self._round_bytes)
+        elif self._step is _Step.MODEL:
+            grid, size = self._terms.grid, self._trainer.layout.size
+            needed += 4 * size if grid is None else grid.most_bytes()
+        return self.spent.sent + self.spent.received + needed <= self._budget.bytes
+
+    # What came back.
+
+    def _reply(self, reply: Reply, now: float) -> None:
+        if isinstance(reply, Admitted):
+            self._admitted = reply
+            if self._pending is not None and self._pending.iteration == reply.iteration:
+                self._begin_upload()  # trained already, before a crash or at another server
+            else:
+                self._step = _Step.MODEL
+        elif isinstance(reply, Accepted):
+            self._accepted(now, reply)
+        elif isinstance(reply, NotYet):
+            self._wait = Wait(reply.come_back_at, reply.reason)
+            self._whole = False  # if it was an upload, its body is there now
+        elif isinstance(reply, Refused):
+            self._refused(reply, now)
+        elif isinstance(reply, Finished):
+            self._done = Done("finished")
+
+    def _accepted(self, now: float, reply: Accepted) -> None:
+        pending = self._pending
+        assert pending is not None
+        self._folder.accept(pending)
+        self._pending = None
+        self.spent.accepted += 1
+        self.spent.upload_bytes += len(pending.body)
+        self.spent.losses.append(pending.loss)
+        self._round_bytes = self.spent.sent + self.spent.received - self._round_began
+        self._step = _Step.START
+        self._wait = Wait(reply.come_back_at, "accepted")
+        if self._budget.rounds is not None and self.spent.accepted >= self._budget.rounds:
+            self._done = Done("rounds")
+
+    def _refused(self, reply: Refused, now: float) -> None:
+        self.spent.refused += 1
+        self._drop()
+        if reply.come_back_at is None:
+            self._done = Done("finished" if reply.code in ("late", "expired") else "refused", reply.reason)
+        else:
+            self._wait = Wait(reply.come_back_at, reply.code)
+
+    def _problem(self, answer: Answer, now: float) -> None:
+        code = _code(answer.body)
+        if answer.status == 410 or code == "not_here":
+            self._step = _Step.START
+            self._wait = Wait(now + _ANEW_S * (0.5 + self._draw()), code)
+        elif code in ("body_missing", "offset_mismatch"):
+            self._whole = True
+            self._begin_upload()
+        elif answer.status in (413, 422) and self._pending is not None:
+            # This update will never be taken; what the memory held before it stays.
+            self.spent.refused += 1
+            self._drop()
+            self._wait = Wait(now + LONGEST_BACK_OFF_S * self._draw(), code)
+        else:
+            self._done = Done("refused", f"status {answer.status} {code}".strip())
+
+    def _parts_there(self, answer: Answer) -> None:
+        assert self._pending is not None
+        offset = int(answer.headers.get("upload-offset", ""))
+        if not 0 <= offset <= len(self._pending.body):
+            raise ValueError(f"{offset} of {len(self._pending.body)} bytes are said to be there")
+        self._offset = offset
+        self._step = _Step.UPLOAD if offset == len(self._pending.body) else _Step.PART
+        self._whole = False
+
+    def _take_model(self, body: bytes, now: float) -> None:
+        layout, grid = self._trainer.layout, self._terms.grid
+        found = decode_model(body, layout.size)
+        self.spent.download_bytes += len(body)
+        try:
+            if grid is not None:
+                held = receive(grid, found.model, self._held if isinstance(self._held, Held) else None)
+                vector = held.vector(grid)
+                self._keep(held)
+            else:
+                vector = self._read_plain(found.version, found.base, found.model)
+        except BaseUnknown:
+            self._forget()
+            return  # asks again, for the whole model
+        except BodyRefused as error:
+            raise FrameRefused(str(error)) from error
+        self._start, self._instructions, self._server = vector, found.instructions, dict(found.vectors)
+        self._step = _Step.TRAIN
+
+    def _read_plain(self, version: int, base: int, model: bytes) -> Array:
+        if base:
+            if not isinstance(self._held, _Plain) or self._held.version != base - 1 or model:
+                raise BaseUnknown(f"version {base - 1} is not held")
+            return self._held.vector
+        size = self._trainer.layout.size
+        if len(model) != 4 * size:
+            raise BodyRefused(f"{len(model)} bytes are not {size} float32")
+        vector = np.frombuffer(model, "<f4").astype(np.float32)
+        if not np.isfinite(vector).all():
+            raise BodyRefused("the model holds NaN or infinity")
+        self._keep(_Plain(version, vector))
+        return vector
+
+    # What is kept.
+
+    def _begin_upload(self) -> None:
+        assert self._pending is not None
+        self._offset = 0
+        self._whole = len(self._pending.body) <= self._terms.part_bytes
+        self._step = _Step.UPLOAD if self._whole else _Step.ASK_PARTS
+
+    def _drop(self) -> None:
+        self._folder.drop_pending()
+        self._pending = None
+        self._step = _Step.START
+
+    def _keep(self, held: Held | _Plain) -> None:
+        self._held = held
+        if isinstance(held, Held):
+            assert self._terms.grid is not None
+            self._folder.keep_held(difference(self._terms.grid, held, None))
+        else:
+            self._folder.keep_held(held.version.to_bytes(8, "little") + held.vector.astype("<f4").tobytes())
+
+    def _forget(self) -> None:
+        self._held = None
+        self._folder.keep_held(None)
+
+    def _read_held(self) -> Held | _Plain | None:
+        body = self._folder.held()
+        if body is None:
+            return None
+        try:
+            if self._terms.grid is not None:
+                return receive(self._terms.grid, body)
+        except BodyRefused:
+            return None
+        if len(body) != 8 + 4 * self._trainer.layout.size:
+            return None
+        return _Plain(
+            int.from_bytes(body[:8], "little"), np.frombuffer(body, "<f4", offset=8).astype(np.float32)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A version held in float32."""
+
+    version: int
+    vector: Array
+
+
+def _code(body: bytes) -> str:
+    """The code of a problem document (RFC 9457), empty where there is none."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return ""
+    return str(document.get("code", "")) if isinstance(document, dict) else ""
+
+
+def summary(device: Device, done: Done) -> Mapping[str, object]:
+    """What a run came to, as plain values."""
+    spent = device.spent
+    return {
+        "ended": done.why, "detail": done.detail, "accepted": spent.accepted, "refused": spent.refused,
+        "lost": spent.lost, "diverged": spent.diverged, "sent_bytes": spent.sent, "received_bytes": spent.received,
+        "upload_bytes": spent.upload_bytes, "download_bytes": spent.download_bytes,
+        "loss": spent.losses[-1] if spent.losses else None,
+    }  # fmt: skip
