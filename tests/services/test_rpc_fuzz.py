@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -339,6 +339,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return struct_of(kind)
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return values(inner[0])  # beyond its bounds, too
     if origin is list:
         return st.lists(values(inner[0]), max_size=3)
     if origin is tuple:
