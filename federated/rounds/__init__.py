@@ -20,7 +20,7 @@ from federated.rounds.messages import (
 from federated.rounds.phases import Event, Phase
 from federated.rounds.records import Closed, Entry, Header, RecordRefused, Slot
 from federated.rounds.settings import RoundSettings, SettingsRefused, Thresholds
-from federated.rounds.store import MemoryStore, Store, StoreUnavailable
+from federated.rounds.store import MemoryStore, Store, StoreUnavailable, read
 from federated.rounds.tickets import Tickets
 
 __all__ = [
@@ -57,5 +57,6 @@ __all__ = [
     "Together",
     "UploadRequest",
     "Work",
+    "read",
     "valid_id",
 ]

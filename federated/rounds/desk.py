@@ -17,7 +17,7 @@ from federated.rounds.machine import Decision, Rounds, valid_id
 from federated.rounds.messages import Refused, Reply, Request, StartRequest, UploadRequest
 from federated.rounds.phases import Phase
 from federated.rounds.records import Closed, Entry, Header, RecordRefused, Slot
-from federated.rounds.store import Store, StoreUnavailable
+from federated.rounds.store import Store, StoreUnavailable, read
 
 R = TypeVar("R")
 
@@ -268,13 +268,12 @@ class Desk:
         weight = self.rounds.settings.weight(slot.examples, staleness)
         return replace(slot, staleness=staleness, weight=weight)
 
-    def log(self) -> Iterator[Closed]:
-        """How each iteration ended, oldest first."""
+    def log(self, first: int = 1) -> Iterator[Closed]:
+        """How each iteration from ``first`` on ended, oldest first."""
         last = self.header().iteration
-        for start in range(1, last + 1, 256):
+        for start in range(first, last + 1, 256):
             keys = [self.keys.log(iteration) for iteration in range(start, min(start + 256, last + 1))]
-            bodies = self.store.transact(keys, lambda values, keys=keys: ({}, [values[key] for key in keys]))  # type: ignore[misc]
-            yield from (Closed.from_bytes(body) for body in bodies if body is not None)
+            yield from (Closed.from_bytes(body) for body in read(self.store, keys) if body is not None)
 
     def drop(self) -> None:
         """Forget the job and all that belongs to it."""

@@ -45,6 +45,11 @@ class Store(Protocol):
         ...
 
 
+def read(store: Store, keys: Sequence[str]) -> list[bytes | None]:
+    """What stands under ``keys`` at one moment. Raises StoreUnavailable."""
+    return store.transact(keys, lambda values: ({}, [values[key] for key in keys]))
+
+
 class MemoryStore:
     """A store within one process, safe under threads. For tests and the simulator."""
 

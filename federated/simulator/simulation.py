@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from federated.rounds import Closed, Desk, MemoryStore
+from federated.rounds import Closed, MemoryStore
 from federated.simulator.checkpoints import Columns, read_checkpoint, write_checkpoint
 from federated.simulator.learning import Learning, NothingToApply
 from federated.simulator.world import Ready, World
@@ -151,15 +151,7 @@ class Simulation:
 
     def _log(self) -> Iterator[Closed]:
         """The iterations that ended since the last row."""
-        desk: Desk = self.world.desk
-        iteration = self.rows[-1].iteration + 1 if self.rows else 1
-        while True:
-            key = desk.keys.log(iteration)
-            body = self.store.transact([key], lambda values, key=key: ({}, values[key]))  # type: ignore[misc]
-            if body is None:
-                return
-            yield Closed.from_bytes(body)
-            iteration += 1
+        return self.world.desk.log(self.rows[-1].iteration + 1 if self.rows else 1)
 
     # Checkpoints.
 

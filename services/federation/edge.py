@@ -48,7 +48,7 @@ from services.federation.batches import MOST_MEMBERS, encode_batch
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
 from services.federation.parent import Parent, ParentLost
-from services.federation.parts import OffsetMismatch, Parts
+from services.federation.parts import Parts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,12 +179,7 @@ class Edge:
         self._known(client, iteration, ticket)
         self._admit_body(client, iteration, digest)
         parts = Parts(self._store, self.job.keys, iteration, client, digest)
-        try:
-            return await self._run(parts.add, offset, body, self.job.most_payload)
-        except OffsetMismatch as error:
-            raise Problem("offset_mismatch", f"{error.there} bytes are here.") from error
-        except ValueError as error:
-            raise Problem("body_too_large", str(error)) from error
+        return await self._run(parts.take, offset, body, self.job.most_payload)
 
     async def parts_there(self, client: str, iteration: int, ticket: bytes, digest: bytes) -> int:
         """How many bytes of an update are here."""

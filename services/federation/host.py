@@ -31,7 +31,7 @@ from services.federation.clerk import Clerk
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
 from services.federation.outbox import Outbox, Stack
-from services.federation.parts import OffsetMismatch, Parts
+from services.federation.parts import Parts
 from services.federation.versions import VersionGone, Versions
 
 P = ParamSpec("P")
@@ -139,14 +139,7 @@ class Host:
         self._check_ticket(client, iteration, ticket)
         self._admit_body(client, iteration, digest)
         parts = Parts(self._store, self.job.keys, iteration, client, digest)
-        try:
-            return await self._run(parts.add, offset, body, self.job.most_payload)
-        except OffsetMismatch as error:
-            raise Problem("offset_mismatch", f"{error.there} bytes are here.") from error
-        except ValueError as error:
-            raise Problem(
-                "body_too_large", f"An update of this job has at most {self.job.most_payload} bytes."
-            ) from error
+        return await self._run(parts.take, offset, body, self.job.most_payload)
 
     async def parts_there(self, client: str, iteration: int, ticket: bytes, digest: bytes) -> int:
         """How many bytes of an update are here."""

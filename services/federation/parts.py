@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from federated.rounds import Keys, Store
+from services.api.problems import Problem
 
 MOST_PARTS: Final = 4_096
 
@@ -42,6 +43,15 @@ class Parts:
             raise ValueError(f"an upload has at most {most} bytes in {MOST_PARTS} parts")
         self._store.put_blob(f"{self._prefix}{offset:012d}-{offset + len(body):012d}", body)
         return offset + len(body)
+
+    def take(self, offset: int, body: bytes, most: int) -> int:
+        """``add``, for who sent the part over HTTP. Raises Problem offset_mismatch and body_too_large."""
+        try:
+            return self.add(offset, body, most)
+        except OffsetMismatch as error:
+            raise Problem("offset_mismatch", f"{error.there} bytes are here.") from error
+        except ValueError as error:
+            raise Problem("body_too_large", f"{error}.") from error
 
     def body(self) -> bytes:
         """All that is there."""

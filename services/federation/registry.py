@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from federated.job import FederatedJob, load_job
-from federated.rounds import Desk, JobUnknown, Keys, Store
+from federated.rounds import Desk, JobUnknown, Keys, Store, read
 from federated.weights import Array
 from services.federation.assembly import assemble_job
 from services.federation.hosted import HostedJob
@@ -139,7 +139,7 @@ class Registry:
 
     def members(self, now: float) -> list[Member]:
         """The servers that live, by name."""
-        found = self._store.transact([_MEMBERS], lambda values: ({}, values[_MEMBERS]))
+        found = read(self._store, [_MEMBERS])[0]
         return sorted(_members(found, now), key=lambda member: member.name)
 
     def _read(self, name: str) -> tuple[str, bytes]:
@@ -148,7 +148,7 @@ class Registry:
         except ValueError as error:
             raise JobUnknown(str(error)) from None
         places = (definition_key(keys), secret_key(keys), keys.header)
-        found = self._store.transact(places, lambda values: ({}, [values[place] for place in places]))
+        found = read(self._store, places)
         definition, secret, header = found
         if definition is None or secret is None or header is None:
             raise JobUnknown(f"no job {name}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from federated.compression import Held, difference, receive, snap
 from federated.device import Instructions
-from federated.rounds import Desk, Keys, Store
+from federated.rounds import Desk, Keys, Store, read
 from federated.strategies import ServerState
 from federated.weights import Array
 from federated.wire import digest_of, encode_model
@@ -64,7 +64,7 @@ def keep_first(store: Store, keys: Keys, weights: Array) -> str:
 def first_state(store: Store, job: HostedJob) -> ServerState:
     """The state that ``job`` began with, however many versions ago. Raises VersionGone and StoreUnavailable."""
     record = first_record(job.keys)
-    key = store.transact([record], lambda values: ({}, values[record]))
+    key = read(store, [record])[0]
     if not key:
         return job.first_state()
     body = store.get_blob(key.decode())
