@@ -41,7 +41,7 @@ check: lint test ## all that CI runs
 lock: ## write requirements.lock anew from pyproject.toml, in a clean environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet torch==2.13.0
-	build/lock/bin/python -m pip install --quiet 'setuptools>=77' '.[stack,datasets,vertical,dev]'
+	build/lock/bin/python -m pip install --quiet 'setuptools>=77' '.[stack,datasets,privacy,vertical,dev]'
 	build/lock/bin/python -m pip freeze --all --exclude headwater --exclude pip | sed 's/+cpu//' > requirements.lock
 	rm -rf build/lock
 
