@@ -32,6 +32,8 @@ from federated.device import (
 )
 from federated.frames import FrameRefused
 from federated.payload import encode_update, shared_seed
+from federated.privacy.protection import report_update
+from federated.privacy.randomness import SYSTEM, Randomness
 from federated.rounds.messages import (
     Accepted,
     Admitted,
@@ -75,6 +77,7 @@ class Device:
         *,
         facts: DeviceFacts | None = None,
         budget: Budget | None = None,
+        randomness: Randomness = SYSTEM,
     ) -> None:
         self._client = client
         self._number = client_number(client)
@@ -84,6 +87,7 @@ class Device:
         self._draw = draw
         self._facts = facts or DeviceFacts()
         self._budget = budget or Budget()
+        self._randomness = randomness
         self._began = now
         self._path = f"/v1/fl/jobs/{quote(terms.job, safe='')}/clients/{quote(client, safe='')}"
         self._step = _Step.START
@@ -165,7 +169,10 @@ class Device:
             own = np.zeros_like(start) if memory.control is None else memory.control
             control = ControlVariates(self._server["control"], own)
         update = self._trainer.train(start, self._instructions, admitted.iteration, control)
-        if not all(np.isfinite(vector).all() for vector in update.vectors.values()):
+        if all(np.isfinite(vector).all() for vector in update.vectors.values()):
+            layout, protection = self._trainer.layout, self._terms.protection
+            update = report_update(protection, update, layout, self._randomness, start)
+        else:
             self.spent.diverged += 1
             self._step = _Step.START
             self._wait = Wait(now + LONGEST_BACK_OFF_S * (0.5 + self._draw() / 2.0), "training diverged")

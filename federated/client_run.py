@@ -60,7 +60,14 @@ def fetch_job(transport: HttpTransport, job: str, clock: Clock, seconds: float) 
 def terms_of(job: FederatedJob) -> Terms:
     """What ``job`` says that concerns its devices."""
     layout = job.make_model().layout()
-    return Terms(job.job.name, job.job.seed, job.make_scheme(), job.make_grid(layout), job.servers.part_bytes)
+    return Terms(
+        job.job.name,
+        job.job.seed,
+        job.make_scheme(),
+        job.make_grid(layout),
+        job.servers.part_bytes,
+        job.make_protection(),
+    )
 
 
 def numpy_trainer(job: FederatedJob, client: str, inputs: Inputs, labels: Labels) -> NumpyTrainer:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from federated.compression import Grid, Scheme
+from federated.privacy.protection import Protection, Unprotected
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Terms:
     scheme: Scheme | None = None
     grid: Grid | None = None
     part_bytes: int = 2**20
+    protection: Protection = field(default_factory=Unprotected)
 
 
 @dataclass(frozen=True, slots=True)

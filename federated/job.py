@@ -2,8 +2,8 @@
 
     JobRefused (ValueError)     the file cannot be read, a key or value is wrong, or parts do not go together
 
-Sections: job, model, data, training, strategy, rounds, selection, compression, simulation, servers, into. Those of
-models, strategies and selection hold a ``name`` and whatever options that one has.
+Sections: job, model, data, training, strategy, rounds, selection, compression, privacy, secure_aggregation,
+simulation, servers, into. Those of models, strategies and selection hold a ``name`` and whatever options that one has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from federated.compression import Grid, Scheme, make_scheme
 from federated.device import LocalTraining
 from federated.layout import Layout
 from federated.models import Model, make_model
+from federated.privacy.protection import Protection, make_protection
+from federated.privacy.section import PrivacySection, SecureAggregationSection
+from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
 from federated.sections import SectionRefused, read_section, unknown, write_tables
@@ -159,6 +162,8 @@ class FederatedJob:
     strategy: Named = Named("fedavg")
     selection: Named = Named("everyone")
     compression: CompressionSection = CompressionSection()
+    privacy: PrivacySection = field(default_factory=PrivacySection)
+    secure_aggregation: SecureAggregationSection = field(default_factory=SecureAggregationSection)
     simulation: SimulationSection = SimulationSection()
     servers: ServersSection = ServersSection()
     into: IntoSection = IntoSection()
@@ -213,6 +218,11 @@ class FederatedJob:
             bits = self.compression.download_bits
             return Grid.for_layout(layout, bits) if bits else None
 
+    def make_protection(self) -> Protection:
+        """How clients are protected, at the device and at the server. Raises JobRefused."""
+        with _refusing("privacy"):
+            return make_protection(self.privacy)
+
     @property
     def population(self) -> int | None:
         """How many clients there are, if the file says."""
@@ -231,6 +241,7 @@ class FederatedJob:
         self._check_strategy(strategy)
         self._check_selection(selection)
         self._check_population()
+        self._check_protection(strategy)
         self._check_simulation()
         if self.into.model and self.model.name != "items":
             raise JobRefused(
@@ -319,6 +330,23 @@ class FederatedJob:
                 "every iteration would be invalid"
             )
 
+    def _check_protection(self, strategy: Strategy) -> None:
+        self.make_protection()
+        scheme = self.make_scheme()
+        with _refusing("privacy"):
+            require_sound(
+                Facts(
+                    self.privacy,
+                    self.secure_aggregation,
+                    strategy.name,
+                    strategy.needs,
+                    self.rounds.mode,
+                    self.selection.name,
+                    self.compression.upload,
+                    scheme is not None and scheme.shared_support,
+                )
+            )
+
     def _check_simulation(self) -> None:
         simulation = self.simulation
         if simulation.engine in ("numpy", "batched") and simulation.device == "cuda":
@@ -387,6 +415,8 @@ _KINDS: Mapping[str, type[Any]] = {
     "data": DataSection,
     "training": LocalTraining,
     "compression": CompressionSection,
+    "privacy": PrivacySection,
+    "secure_aggregation": SecureAggregationSection,
     "simulation": SimulationSection,
     "servers": ServersSection,
     "into": IntoSection,

@@ -75,6 +75,12 @@ class Scheme:
         """A byte that tells a body of this scheme from most bodies of another."""
         return zlib.crc32(repr((self.steps, self.feedback, self.coded)).encode()) & 0xFF
 
+    @property
+    def shared_support(self) -> bool:
+        """Whether all clients of a round send the same coordinates as plain numbers, so that sums of bodies are bodies
+        of sums: what masks need."""
+        return not self.coded and all(isinstance(step, RandomMask) and step.shared for step in self.steps)
+
     def most_bytes(self, dimension: int) -> int:
         """The longest body for a vector of D: what a server need accept."""
         return 2 + sum(rule.most + 5 for rule in self._plan(dimension)[1])

@@ -87,6 +87,8 @@ def build(
         scheme=job.make_scheme(),
         grid=job.make_grid(model.layout()),
         state_bytes=simulation.state_bytes,
+        protection=job.make_protection(),
+        secure=job.secure_aggregation,
     )
     world = World(
         desk,

@@ -18,11 +18,22 @@ import numpy.typing as npt
 from federated.compression import Scheme
 from federated.compression.download import Grid
 from federated.compression.scheme import MAX_MAGNITUDE
-from federated.device import COMPRESSION, INITIAL, LocalTraining, Update, device_generator
+from federated.device import (
+    COMPRESSION,
+    INITIAL,
+    RELEASE,
+    REPORT,
+    LocalTraining,
+    Update,
+    device_generator,
+)
 from federated.frames import UPLOAD_OVERHEAD
 from federated.layout import Layout
 from federated.models import Model
-from federated.payload import shared_seed
+from federated.payload import EVERYONE, shared_seed
+from federated.privacy.protection import Protection, Unprotected
+from federated.privacy.randomness import SeededRandomness
+from federated.privacy.section import SecureAggregationSection
 from federated.rounds import RoundSettings
 from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
@@ -75,10 +86,14 @@ class Learning:
         grid: Grid | None = None,
         state_bytes: int = 2**32,
         initial: Array | None = None,
+        protection: Protection | None = None,
+        secure: SecureAggregationSection | None = None,
     ) -> None:
         self._model, self._data, self._strategy, self._training = model, data, strategy, training
         self._rounds, self._engine, self._seed, self._scheme = rounds, engine, seed, scheme
         self._folder, self._state_bytes = folder, state_bytes
+        self._protection: Protection = protection or Unprotected()
+        self._secure = secure or SecureAggregationSection()
         self.layout: Layout = model.layout()
         if any(field.kind == "local" for field in self.layout.fields):
             raise ValueError("fields that stay on the device are not simulated; keep them out of the layout")
@@ -130,7 +145,7 @@ class Learning:
                     refused[rule] = refused.get(rule, 0) + count
                 if len(sound.clients) == 0:
                     continue
-                sent, size, commit = self._coded(sound, cohort.iteration)
+                sent, size, commit = self._coded(self._reported(sound, cohort), cohort.iteration)
                 bytes_up += size
                 contributions = [
                     self._strategy.contribution(self.layout, update).scaled(factors[client])
@@ -160,6 +175,8 @@ class Learning:
     ) -> tuple[ServerState, Learned]:
         """The next state, and ``learned`` with what the uploads say of themselves. Raises StateRefused."""
         if self._strategy.needs == "sum":
+            generator = device_generator(self._seed, EVERYONE, self.state.iteration, RELEASE)
+            total = self._protection.release(total, self.layout, SeededRandomness(generator))
             return self._strategy.apply(self.state, total), replace(
                 learned,
                 clients=total.clients,
@@ -213,6 +230,18 @@ class Learning:
             return trained, {}
         counts = {"not_finite": np.count_nonzero(~finite), "magnitude": np.count_nonzero(finite & ~small)}
         return trained.at(np.flatnonzero(finite & small)), {rule: int(n) for rule, n in counts.items() if n}
+
+    def _reported(self, trained: Trained, cohort: Cohort) -> Trained:
+        """What devices may send of what they learned, with noise from the simulation's seed."""
+        if self._protection.section.mechanism == "none":
+            return trained
+        sources = [
+            SeededRandomness(device_generator(self._seed, client, cohort.iteration, REPORT))
+            for client in trained.clients.tolist()
+        ]
+        return trained.quiet().with_vectors(
+            self._protection.report(trained.vectors, self.layout, sources, cohort.start)
+        )
 
     def _coded(
         self, trained: Trained, iteration: int

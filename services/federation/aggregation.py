@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from federated.compression import BodyRefused
+from federated.privacy.randomness import SYSTEM
 from federated.rounds import Desk, JobUnknown, RecordRefused, Slot, Store, StoreUnavailable, Task
 from federated.strategies import StateRefused
 from federated.sums import Contribution, ContributionRefused, Sum, SumMismatch, add_all
@@ -172,6 +173,8 @@ class Aggregator:
                     raise RecordRefused(f"partial sum {number} of iteration {task.iteration} is missing")
                 received += int.from_bytes(body[:_COUNT_BYTES], "little")
                 total.merge(Sum.from_bytes(body[_COUNT_BYTES:], job.layout.size, job.bounds, job.vectors))
+            # A merge that is tried again draws fresh noise; one attempt alone is ever published.
+            total = job.protection.release(total, job.layout, SYSTEM)
             state, loss = job.strategy.apply(state, total), total.mean_scalar("loss")
         publish(self._store, job, header.version + 1, task.attempt, state, header.attempt)
         keep_figures(self._store, keys, task.iteration, Figures(received, loss))

@@ -25,6 +25,8 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.servers.part_bytes,
         job.into,
         job.data.items,
+        job.make_protection(),
+        job.secure_aggregation,
     )
 
 

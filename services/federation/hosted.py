@@ -11,6 +11,8 @@ from federated.job import IntoSection
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import decode_update, most_payload, shared_seed
+from federated.privacy.protection import Protection, Unprotected
+from federated.privacy.section import SecureAggregationSection
 from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
 from federated.selection import Selection
 from federated.strategies import ServerState, Strategy
@@ -39,6 +41,8 @@ class HostedJob:
     part_bytes: int = 2**20
     into: IntoSection = field(default_factory=IntoSection)
     items: tuple[str, ...] = ()
+    protection: Protection = field(default_factory=Unprotected)
+    secure: SecureAggregationSection = field(default_factory=SecureAggregationSection)
 
     @cached_property
     def layout(self) -> Layout:

@@ -1,0 +1,129 @@
+"""Which parts of a job go together with its protection, and why the others do not: one table.
+
+A row is a reason why a job is unsound, or None. ``require_sound`` raises the first that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from federated.privacy.section import DISTRIBUTED, LOCAL, PrivacySection, SecureAggregationSection
+
+NOISY_STRATEGIES: Final = frozenset(
+    {"fedavg", "fedsgd", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+)
+"""Strategies that use the mean difference alone: what noise protects is all that they see."""
+
+
+class Unsound(ValueError):
+    """Parts of a job that do not go together with its protection; the message says which, why, and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of a job decides whether its protection is sound."""
+
+    privacy: PrivacySection
+    secure: SecureAggregationSection
+    strategy: str
+    needs: Literal["sum", "updates"]
+    mode: str
+    selection: str
+    upload: str
+    """The upload's compression scheme, "" for none."""
+    shared_support: bool
+    """Whether all clients of a round send the same coordinates, without entropy coding."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether there is a mechanism."""
+        return self.privacy.mechanism != "none"
+
+    @property
+    def masked(self) -> bool:
+        """Whether updates travel under secure aggregation."""
+        return self.secure.protocol != "none"
+
+
+Rule = Callable[[Facts], str | None]
+
+
+def require_sound(facts: Facts) -> None:
+    """Raise Unsound for the first rule that ``facts`` break."""
+    for rule in RULES:
+        reason = rule(facts)
+        if reason is not None:
+            raise Unsound(reason)
+
+
+def _updates_under_masks(facts: Facts) -> str | None:
+    if facts.masked and facts.needs == "updates":
+        return f"secure aggregation shows the sum alone, and {facts.strategy} compares single updates; take norm_bound"
+    return None
+
+
+def _buffered_under_masks(facts: Facts) -> str | None:
+    if facts.masked and facts.mode == "buffered":
+        return "masks cancel within one cohort, and buffered rounds have none; take rounds.mode sync or over_selection"
+    return None
+
+
+def _support_under_masks(facts: Facts) -> str | None:
+    if facts.masked and facts.upload and not facts.shared_support:
+        return (
+            f"compression {facts.upload!r} sends other coordinates or lengths for each client, which masks do not "
+            'hide; take "random_mask:…:shared"'
+        )
+    return None
+
+
+def _distributed_without_masks(facts: Facts) -> str | None:
+    if facts.privacy.mechanism in DISTRIBUTED and not facts.masked:
+        return (
+            f"{facts.privacy.mechanism}: one device's noise is too small to protect it alone; "
+            "set secure_aggregation.protocol"
+        )
+    return None
+
+
+def _strategy_under_noise(facts: Facts) -> str | None:
+    mechanism = facts.privacy.mechanism
+    if mechanism == "signds" or facts.strategy == "signds":
+        if (mechanism, facts.strategy) != ("signds", "signds"):
+            return "mechanism signds and strategy signds go together only: reports are signs, not differences"
+        return None
+    local = mechanism in LOCAL
+    if facts.noisy and facts.strategy not in NOISY_STRATEGIES and not (local and facts.needs == "updates"):
+        return (
+            f"{facts.strategy} sends more than the clipped difference, which {mechanism} would not protect; "
+            f"take one of {', '.join(sorted(NOISY_STRATEGIES))}"
+        )
+    return None
+
+
+def _signs_under_masks(facts: Facts) -> str | None:
+    if facts.privacy.mechanism == "signds" and (facts.masked or facts.upload):
+        return "a SignDS report is a few coordinates and private by itself: masks or compression would only enlarge it"
+    return None
+
+
+def _amplified(facts: Facts) -> str | None:
+    if facts.selection == "poisson" and facts.privacy.mechanism != "central_gaussian":
+        return (
+            "selection poisson thins out rounds for the sake of central_gaussian's accounting; "
+            "nothing else earns from it"
+        )
+    return None
+
+
+RULES: Final[Sequence[Rule]] = (
+    _updates_under_masks,
+    _buffered_under_masks,
+    _support_under_masks,
+    _distributed_without_masks,
+    _strategy_under_noise,
+    _signs_under_masks,
+    _amplified,
+)
