@@ -76,12 +76,21 @@ class Work:
 
 
 def claim(
-    work: Work, uploads: int, size: int, closed: bool, server: str, now: float, lease_s: float
+    work: Work,
+    uploads: int,
+    size: int,
+    closed: bool,
+    server: str,
+    now: float,
+    lease_s: float,
+    *,
+    merge: bool = True,
 ) -> tuple[Work, Task | None]:
     """Give ``server`` a task, if one is free: never begun, or with its lease run out.
 
     ``uploads`` are counted so far. While clients still upload (not ``closed``) only full groups of ``size`` are
-    given out; then the last one too, and the merge once all groups are done.
+    given out; then the last one too, and the merge once all groups are done. ``merge`` False holds the merge back:
+    masks have to come off first.
     """
     count = -(-uploads // size) if closed else uploads // size
     groups = work.groups + (Lease(),) * (count - len(work.groups))
@@ -95,6 +104,7 @@ def claim(
             return replace(work, groups=(*groups[:number], taken, *groups[number + 1 :])), task
     if (
         closed
+        and merge
         and groups
         and all(lease.done for lease in groups)
         and not work.merge.done

@@ -179,7 +179,11 @@ class Desk:
         """See ``Rounds.resume``."""
         return self._change(lambda header: self.rounds.resume(header, now))
 
-    def claim(self, server: str, now: float) -> Task | None:
+    def void(self, iteration: int, now: float) -> list[Closed]:
+        """See ``Rounds.void``."""
+        return self._change(lambda header: self.rounds.void(header, iteration, now))
+
+    def claim(self, server: str, now: float, *, merge: bool = True) -> Task | None:
         """A task for ``server``, if there is one: see ``aggregation.claim``."""
         settings = self.rounds.settings
 
@@ -198,6 +202,7 @@ class Desk:
                 server,
                 time,
                 settings.aggregation_lease_s,
+                merge=merge,
             )
             return decision, work, task
 

@@ -342,6 +342,15 @@ class Rounds:
         header, more = self.life.end(header, Event.AGGREGATION_FAILED, header.clock)
         return Decision(header, closed=closed + more)
 
+    def void(self, header: Header, iteration: int, now: float) -> Decision:
+        """The masks on what ``iteration``'s clients sent, or would send, cannot be taken off any more: it is invalid,
+        and the next begins. Anything but the iteration under way changes nothing."""
+        header, closed = self.life.settle(header, now)
+        if header.iteration != iteration or header.phase in (Phase.STOPPED, Phase.FINISHED):
+            return Decision(header, closed=closed)
+        header, more = self.life.end(header, Event.SECURE_AGGREGATION, header.clock)
+        return Decision(header, closed=closed + more)
+
     def stop(self, header: Header, now: float) -> Decision:
         """Stop the job: an iteration that clients are in is invalid, one that is being aggregated is finished
         first. A stopped or finished job stays as it is."""

@@ -31,6 +31,7 @@ class Event(StrEnum):
     GLOBAL_WINDOW = "global_window"
     AGGREGATION_WINDOW = "aggregation_window"
     AGGREGATION_FAILED = "aggregation_failed"
+    SECURE_AGGREGATION = "secure_aggregation"  # masks that cannot be taken off
     STOP = "stop"
     AGGREGATED = "aggregated"
     NEXT_SYNCHRONOUS = "next_synchronous"  # what follows the end of an iteration, valid or not
@@ -53,6 +54,7 @@ TRANSITIONS: Final[Mapping[Phase | None, Mapping[Event, Phase | None]]] = Mappin
             _E.UPLOADS_FULL: _P.AGGREGATING,
             _E.TOO_FEW_STARTS: END,
             _E.GLOBAL_WINDOW: END,
+            _E.SECURE_AGGREGATION: END,
             _E.STOP: END,
         },
         _P.UPDATING: {
@@ -60,6 +62,7 @@ TRANSITIONS: Final[Mapping[Phase | None, Mapping[Event, Phase | None]]] = Mappin
             _E.UPLOADS_ENOUGH: _P.AGGREGATING,
             _E.TOO_FEW_UPLOADS: END,
             _E.GLOBAL_WINDOW: END,
+            _E.SECURE_AGGREGATION: END,
             _E.STOP: END,
         },
         _P.BUFFERING: {
@@ -72,6 +75,7 @@ TRANSITIONS: Final[Mapping[Phase | None, Mapping[Event, Phase | None]]] = Mappin
             _E.AGGREGATED: END,
             _E.AGGREGATION_WINDOW: END,
             _E.AGGREGATION_FAILED: END,
+            _E.SECURE_AGGREGATION: END,
         },
         END: {
             _E.NEXT_SYNCHRONOUS: _P.STARTING,

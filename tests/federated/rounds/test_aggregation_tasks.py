@@ -148,3 +148,30 @@ def test_a_missing_slot_is_an_error_not_a_smaller_sum() -> None:
     b.store.delete(b.desk.keys.slot(1, 2))
     with pytest.raises(RecordRefused, match="1 slots"):
         b.desk.slots(task)
+
+
+def test_the_merge_is_held_back_while_masks_are_on_and_groups_are_not() -> None:
+    b = full()
+    held = [b.desk.claim("s", b.now, merge=False) for _ in range(3)]
+    for task in held:
+        assert task is not None
+        b.desk.deliver(task, b.now)
+    assert b.desk.claim("s", b.now, merge=False) is None
+    merge = b.desk.claim("s", b.now)
+    assert merge is not None
+    assert merge.kind == "merge"
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.UPDATING, Phase.AGGREGATING])
+def test_an_iteration_whose_masks_cannot_come_off_is_void_and_the_next_begins(phase: Phase) -> None:
+    b = Bench.of(start_fl_job_threshold=3, update_model_ratio=1)
+    b.admit(*CLIENTS[: 2 if phase is Phase.STARTING else 3])
+    if phase is Phase.AGGREGATING:
+        b.accept(*CLIENTS[:3])
+    assert b.desk.header().phase is phase
+    assert b.desk.void(2, b.now) == []  # another iteration's failure is none of this one
+    [closed] = b.desk.void(1, b.now)
+    assert (closed.valid, closed.why) == (False, Event.SECURE_AGGREGATION)
+    assert b.desk.void(1, b.now) == []
+    header = b.desk.header()
+    assert (header.iteration, header.phase, header.version) == (2, Phase.STARTING, 0)
