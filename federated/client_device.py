@@ -171,7 +171,9 @@ class Device:
         update = self._trainer.train(start, self._instructions, admitted.iteration, control)
         if all(np.isfinite(vector).all() for vector in update.vectors.values()):
             layout, protection = self._trainer.layout, self._terms.protection
-            update = report_update(protection, update, layout, self._randomness, start)
+            update = report_update(
+                protection, update, layout, self._randomness, start, self._instructions.threshold
+            )
         else:
             self.spent.diverged += 1
             self._step = _Step.START
@@ -179,7 +181,9 @@ class Device:
             return
         generator = device_generator(self._terms.seed, self._number, admitted.iteration, COMPRESSION)
         shared = shared_seed(self._terms.seed, admitted.iteration)
-        sent = encode_update(self._terms.scheme, update.vectors, generator, memory.residuals, shared)
+        sent = encode_update(
+            self._terms.scheme, update.vectors, generator, memory.residuals, shared, update.bit
+        )
         # c_i moves by what the server will read, so that both sides' controls stay the same.
         after = Memory(
             admitted.iteration,

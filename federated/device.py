@@ -71,13 +71,15 @@ class Instructions:
 
     ``proximal`` and ``steps`` replace those of the job's ``LocalTraining`` (``steps`` its epochs too);
     ``full_batch`` asks for one gradient over all examples; ``vectors`` names the server's vectors that travel with the
-    weights ("control").
+    weights ("control"). Under a privacy mechanism that wants it, devices answer by one bit how what they learned
+    compares with ``threshold``.
     """
 
     proximal: float | None = None
     steps: int | None = None
     full_batch: bool = False
     vectors: tuple[str, ...] = ()
+    threshold: float | None = None
 
     def adapt(self, training: LocalTraining) -> LocalTraining:
         """The job's local training as this iteration wants it."""
@@ -100,12 +102,14 @@ class ControlVariates:
 class Update:
     """What a device learned: ``vectors["difference"]`` [D], new weights less old ones, and with SCAFFOLD
     ``vectors["control"]`` [D], new control less old one, which the device adds to its own once the server has accepted;
-    the examples behind them, the steps taken, and the mean loss over those steps."""
+    the examples behind them, the steps taken, and the mean loss over those steps; and the ``bit`` by which the device
+    answers the instructions' threshold, if it is asked."""
 
     vectors: dict[str, Array]
     examples: int
     steps: int
     loss: float
+    bit: int | None = None
 
 
 def device_generator(seed: int, client: int, iteration: int, stream: int = BATCHES) -> np.random.Generator:

@@ -1,7 +1,8 @@
 """An update's vectors as the body of an upload, and back: the same code at the device and at the server.
 
 The vectors stand in the order of their names. One alone is its bytes and nothing else; of several, each but the last
-has its length (u32) before it. Without a scheme the bytes are float32, little-endian.
+has its length (u32) before it. Without a scheme the bytes are float32, little-endian. Where devices answer by a bit,
+one byte, 0 or 1, goes before all.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def encode_update(
     generator: np.random.Generator,
     residuals: Mapping[str, Array] | None = None,
     shared: int = 0,
+    bit: int | None = None,
 ) -> EncodedUpdate:
-    """``vectors`` [D] by name as a body. ``residuals``: what error feedback remembers, by name. Raises ValueError on
-    what is not finite."""
+    """``vectors`` [D] by name as a body, and the device's ``bit``. ``residuals``: what error feedback remembers, by
+    name. Raises ValueError on what is not finite."""
     bodies, decoded, kept = list[bytes](), dict[str, Array](), dict[str, Array]()
     for name in sorted(vectors):
         vector = np.ascontiguousarray(vectors[name], np.float32)
@@ -62,7 +64,7 @@ def encode_update(
             kept[name] = encoded.residuals[0]
     lengths = [len(body).to_bytes(_LENGTH, "little") for body in bodies[:-1]] + [b""]
     body = b"".join(part for pair in zip(lengths, bodies, strict=True) for part in pair)
-    return EncodedUpdate(body, decoded, kept)
+    return EncodedUpdate(body if bit is None else bytes([bit]) + body, decoded, kept)
 
 
 def decode_update(
@@ -84,10 +86,19 @@ def decode_update(
     return vectors
 
 
-def most_payload(scheme: Scheme | None, vectors: int, size: int) -> int:
-    """The longest body of ``vectors`` vectors [``size``]: what a server need accept."""
+def split_bit(body: bytes, answers: bool) -> tuple[int | None, bytes]:
+    """The device's bit, where devices answer by one, and the rest of ``body``. Raises BodyRefused."""
+    if not answers:
+        return None, body
+    if body[:1] not in (b"\x00", b"\x01"):
+        raise BodyRefused("the body does not begin with a bit")
+    return body[0], body[1:]
+
+
+def most_payload(scheme: Scheme | None, vectors: int, size: int, answers: bool = False) -> int:
+    """The longest body of ``vectors`` vectors [``size``], perhaps with a bit: what a server need accept."""
     each = 4 * size if scheme is None else scheme.most_bytes(size)
-    return vectors * each + (vectors - 1) * _LENGTH
+    return vectors * each + (vectors - 1) * _LENGTH + answers
 
 
 def _decode(scheme: Scheme | None, body: bytes, size: int, shared: int) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -188,6 +189,9 @@ def _read_instructions(told: Mapping[str, Any]) -> Instructions:
         ),
         "steps": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
         "full_batch": lambda value: isinstance(value, bool),
+        "threshold": lambda value: (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
+        ),
         "vectors": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     }
     for name, value in told.items():

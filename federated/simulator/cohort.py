@@ -55,13 +55,15 @@ class Cohort:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """What a chunk of a cohort learned: ``clients`` [B], ``vectors["difference"]`` and perhaps
-    ``vectors["control"]`` [B, D], ``examples``, ``steps`` and mean ``losses`` [B]; as ``device.Update``, stacked."""
+    ``vectors["control"]`` [B, D], ``examples``, ``steps`` and mean ``losses`` [B], perhaps ``bits`` [B]; as
+    ``device.Update``, stacked."""
 
     clients: Clients
     vectors: dict[str, Array]
     examples: Counts
     steps: Counts
     losses: npt.NDArray[np.float64]
+    bits: npt.NDArray[np.int8] | None = None
 
     def at(self, places: npt.NDArray[np.int64]) -> Trained:
         """Some of the clients."""
@@ -71,6 +73,7 @@ class Trained:
             self.examples[places],
             self.steps[places],
             self.losses[places],
+            None if self.bits is None else self.bits[places],
         )
 
     def quiet(self) -> Trained:

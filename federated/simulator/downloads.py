@@ -20,12 +20,14 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a client that starts at ``version`` gets: ``weights`` [D], perhaps ``control`` [D], and its training."""
+    """What a client that starts at ``version`` gets: ``weights`` [D], perhaps ``control`` [D], its training, and the
+    ``threshold`` that it answers by a bit."""
 
     version: int
     weights: Array
     training: LocalTraining
     control: Array | None = None
+    threshold: float | None = None
 
 
 @dataclass(slots=True)
@@ -43,7 +45,13 @@ class Downloads:
     _bytes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def publish(
-        self, version: int, weights: Array, training: LocalTraining, control: Array | None, oldest_wanted: int
+        self,
+        version: int,
+        weights: Array,
+        training: LocalTraining,
+        control: Array | None,
+        oldest_wanted: int,
+        threshold: float | None = None,
     ) -> None:
         """Make ``weights`` [D] the newest version; forget versions below ``oldest_wanted`` that nobody trains on."""
         if self.grid is not None:
@@ -53,7 +61,7 @@ class Downloads:
             for old in [old for old in self._held if old < version - KEPT]:
                 del self._held[old]
         self._bytes.clear()
-        self.published[version] = Published(version, weights, training, control)
+        self.published[version] = Published(version, weights, training, control, threshold)
         for old in [old for old in self.published if old < oldest_wanted]:
             del self.published[old]
 
@@ -85,7 +93,8 @@ class Downloads:
         for version, held in self._held.items():
             columns[f"held.{version}.exponents"] = held.exponents
             columns[f"held.{version}.codes"] = held.codes
-        return {"trainings": trainings, "held": sorted(self._held)}, columns
+        thresholds = {str(version): one.threshold for version, one in self.published.items()}
+        return {"trainings": trainings, "thresholds": thresholds, "held": sorted(self._held)}, columns
 
     def restore(self, values: dict[str, Any], columns: Columns) -> None:
         """Go on where ``save`` was."""
@@ -95,6 +104,7 @@ class Downloads:
                 np.asarray(columns[f"published.{version}.weights"], np.float32),
                 LocalTraining(**training),
                 columns.get(f"published.{version}.control"),
+                values["thresholds"][version],
             )
             for version, training in values["trainings"].items()
         }

@@ -108,7 +108,7 @@ class Learning:
             self.states[name] = self._open(name, None)
         vectors = len(strategy.summed)
         whole = 4 * self.layout.size if scheme is None else scheme.most_bytes(self.layout.size)
-        self.body_bytes = vectors * whole + 4 * (vectors - 1) + UPLOAD_OVERHEAD
+        self.body_bytes = vectors * whole + 4 * (vectors - 1) + UPLOAD_OVERHEAD + self._protection.answers
         self._publish(0, 0)
 
     def _open(self, name: str, slots: Slots | None) -> ClientStates:
@@ -128,7 +128,12 @@ class Learning:
         instructions = self._strategy.instructions(self.state)
         control = self.state.vectors["control"] if "control" in instructions.vectors else None
         self.downloads.publish(
-            version, self.state.weights, instructions.adapt(self._training), control, oldest_wanted
+            version,
+            self.state.weights,
+            instructions.adapt(self._training),
+            control,
+            oldest_wanted,
+            instructions.threshold,
         )
 
     def learn(self, uploads: list[Counted], version: int, oldest_in_flight: int | None) -> Learned:
@@ -145,7 +150,8 @@ class Learning:
                     refused[rule] = refused.get(rule, 0) + count
                 if len(sound.clients) == 0:
                     continue
-                sent, size, commit = self._coded(self._reported(sound, cohort), cohort.iteration)
+                reported = self._reported(sound, cohort, published.threshold)
+                sent, size, commit = self._coded(reported, cohort.iteration)
                 bytes_up += size
                 contributions = [
                     self._strategy.contribution(self.layout, update).scaled(factors[client])
@@ -231,7 +237,7 @@ class Learning:
         counts = {"not_finite": np.count_nonzero(~finite), "magnitude": np.count_nonzero(finite & ~small)}
         return trained.at(np.flatnonzero(finite & small)), {rule: int(n) for rule, n in counts.items() if n}
 
-    def _reported(self, trained: Trained, cohort: Cohort) -> Trained:
+    def _reported(self, trained: Trained, cohort: Cohort, threshold: float | None) -> Trained:
         """What devices may send of what they learned, with noise from the simulation's seed."""
         if self._protection.section.mechanism == "none":
             return trained
@@ -239,9 +245,8 @@ class Learning:
             SeededRandomness(device_generator(self._seed, client, cohort.iteration, REPORT))
             for client in trained.clients.tolist()
         ]
-        return trained.quiet().with_vectors(
-            self._protection.report(trained.vectors, self.layout, sources, cohort.start)
-        )
+        reported = self._protection.report(trained.vectors, self.layout, sources, cohort.start, threshold)
+        return replace(trained.quiet(), vectors=reported.vectors, bits=reported.bits)
 
     def _coded(
         self, trained: Trained, iteration: int
@@ -249,7 +254,7 @@ class Learning:
         """What the server reads from the clients' bodies, the bytes of those, and what to do once they are accepted
         (by flags [B])."""
         clients, decoded = trained.clients, dict(trained.vectors)
-        size = len(clients) * (UPLOAD_OVERHEAD + 4 * (len(decoded) - 1))
+        size = len(clients) * (UPLOAD_OVERHEAD + 4 * (len(decoded) - 1) + (trained.bits is not None))
         residuals: dict[str, Array] = {}
         if self._scheme is None:
             size += sum(4 * vector.size for vector in decoded.values())
@@ -353,4 +358,5 @@ def _updates(trained: Trained) -> Iterator[Update]:
             int(trained.examples[place]),
             int(trained.steps[place]),
             float(trained.losses[place]),
+            None if trained.bits is None else int(trained.bits[place]),
         )

@@ -145,10 +145,11 @@ class Strategy:
         return Instructions()
 
     def contribution(self, layout: Layout, update: Update) -> Contribution:
-        """What an update adds to the sum."""
+        """What an update adds to the sum; its bit as the scalar "bit"."""
         weight = float(min(update.examples, self.largest_weight))
         steps = min(update.steps, self.max_steps)
-        return Contribution(update.vectors, weight, update.examples, steps, update.loss)
+        scalars = {} if update.bit is None else {"bit": float(update.bit)}
+        return Contribution(update.vectors, weight, update.examples, steps, update.loss, scalars)
 
     def apply(self, state: ServerState, total: Sum) -> ServerState:
         """The state after an iteration whose contributions are ``total``. Raises ZeroDivisionError for none, and

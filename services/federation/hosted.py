@@ -10,7 +10,7 @@ from federated.device import INITIAL, LocalTraining, Update, device_generator
 from federated.job import IntoSection
 from federated.layout import Layout
 from federated.models import Model
-from federated.payload import decode_update, most_payload, shared_seed
+from federated.payload import decode_update, most_payload, shared_seed, split_bit
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.section import SecureAggregationSection
 from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
@@ -73,7 +73,7 @@ class HostedJob:
     @cached_property
     def most_payload(self) -> int:
         """The longest body of an update."""
-        return most_payload(self.scheme, len(self.vectors), self.layout.size)
+        return most_payload(self.scheme, len(self.vectors), self.layout.size, self.protection.answers)
 
     def first_state(self, weights: Array | None = None) -> ServerState:
         """The state before the first iteration, from ``weights`` [D]; else a function of the job alone."""
@@ -91,8 +91,9 @@ class HostedJob:
         """What an upload adds. Raises BodyRefused for bytes that the scheme cannot have made, ContributionRefused for
         numbers that break a rule of sums."""
         shared = shared_seed(self.seed, started)
+        bit, body = split_bit(body, self.protection.answers)
         decoded = decode_update(self.scheme, body, self.vectors, self.layout.size, shared)
-        whole = self.strategy.contribution(self.layout, Update(decoded, examples, steps, loss))
+        whole = self.strategy.contribution(self.layout, Update(decoded, examples, steps, loss, bit))
         contribution = whole.scaled(self.settings.weight(1, staleness)) if staleness else whole
         check(contribution, self.layout.size, self.bounds, self.vectors)
         return contribution
