@@ -4,7 +4,7 @@ What stands here needs NumPy alone. ``federated.secagg.masks`` and ``federated.s
 `cryptography` and are imported by those who mask, seal or sign.
 """
 
-from federated.secagg.graph import Degree, DegreeRefused, choose, regular_graph
+from federated.secagg.graph import Degree, DegreeRefused, choose, complete, regular_graph, smallest_group
 from federated.secagg.ring import Ring, RingRefused, Words
 from federated.secagg.shamir import PRIME, SHARE_BYTES, Reconstructor, ShareRefused, split, split_many
 
@@ -19,7 +19,9 @@ __all__ = [
     "ShareRefused",
     "Words",
     "choose",
+    "complete",
     "regular_graph",
+    "smallest_group",
     "split",
     "split_many",
 ]

@@ -40,8 +40,8 @@ class Ring:
 
     @staticmethod
     def holding(clients: int, weight: int, bound: int) -> Ring:
-        """The smallest ring in which the sum of ``clients`` vectors, each a whole weight up to ``weight`` times integers
-        of magnitude up to ``bound``, is read back exactly: 2**bits >= 2 * clients * weight * bound + 1.
+        """The smallest ring in which the sum of ``clients`` vectors is read back exactly, each of them a whole weight
+        up to ``weight`` times integers of magnitude up to ``bound``: 2**bits >= 2 * clients * weight * bound + 1.
 
         Raises RingRefused when 64 bits do not suffice, or for a number below 1.
         """
@@ -50,8 +50,8 @@ class Ring:
         bits = (2 * clients * weight * bound).bit_length()
         if bits > MOST_BITS:
             raise RingRefused(
-                f"{clients} clients of weight up to {weight} and values up to {bound} steps need {bits} bits, more than "
-                f"{MOST_BITS}: lower the clip, the weight or the number of clients, or take a coarser step"
+                f"{clients} clients of weight up to {weight} and values up to {bound} steps need {bits} bits, "
+                f"more than {MOST_BITS}: lower the clip, the weight or the number of clients, or take a coarser step"
             )
         return Ring(bits)
 
@@ -84,7 +84,8 @@ class Ring:
         self._check(words)
         spare = words.dtype.itemsize * 8 - self.bits
         signed = (words << words.dtype.type(spare)).view(np.dtype(f"i{words.dtype.itemsize}"))
-        return (signed >> signed.dtype.type(spare)).astype(np.int64, copy=False)
+        values: npt.NDArray[np.int64] = (signed >> signed.dtype.type(spare)).astype(np.int64, copy=False)
+        return values
 
     def add_into(self, total: Words, words: Words) -> None:
         """Add ``words`` [L] to ``total`` [L] in place."""
@@ -153,10 +154,8 @@ def _packed_plane(words: Words, low: int, width: int) -> bytes:
 
 def _unpack_plane(words: Words, body: memoryview, low: int, width: int) -> None:
     """Set the bits ``low`` to ``low + width`` of words that are zero there."""
-    shift = words.dtype.type(low)
     if width >= 8:
-        plane = np.frombuffer(body, np.dtype(f"<u{width // 8}"))
-        words |= plane.astype(words.dtype) << shift
+        _set_bits(words, np.frombuffer(body, np.dtype(f"<u{width // 8}")), low)
         return
     packed = np.frombuffer(body, np.uint8)
     for place in range(8 // width):
@@ -164,4 +163,11 @@ def _unpack_plane(words: Words, body: memoryview, low: int, width: int) -> None:
         part = words[place * len(packed) : (place + 1) * len(packed)]
         if values[len(part) :].any():
             raise RingRefused("bits behind the last word are set")
-        part |= values[: len(part)].astype(words.dtype) << shift
+        _set_bits(part, values[: len(part)], low)
+
+
+def _set_bits(words: Words, values: npt.NDArray[Any], low: int) -> None:
+    shifted = values.astype(words.dtype)
+    if low:
+        np.left_shift(shifted, words.dtype.type(low), out=shifted)
+    np.bitwise_or(words, shifted, out=words)
