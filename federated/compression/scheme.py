@@ -41,7 +41,7 @@ from federated.compression.sketch import Sketch
 from federated.compression.soundness import require_sound
 from federated.compression.sparse import RandomMask, TopK
 from federated.compression.step import Dice, Step
-from federated.compression.streams import SEED_BITS, Floats
+from federated.compression.streams import SEED_BITS, Floats, Indices, support
 
 # Sums of squares of a whole chunk stay finite in float32 below it.
 MAX_MAGNITUDE = 2.0**50
@@ -80,6 +80,16 @@ class Scheme:
         """Whether all clients of a round send the same coordinates as plain numbers, so that sums of bodies are bodies
         of sums: what masks need."""
         return not self.coded and all(isinstance(step, RandomMask) and step.shared for step in self.steps)
+
+    def shared_places(self, dimension: int, shared: int) -> Indices:
+        """The coordinates of D that all clients of the round send, ascending ``[W]``. Raises UnsoundScheme unless the
+        scheme has a ``shared_support``."""
+        if not self.shared_support:
+            raise UnsoundScheme("each client sends other coordinates")
+        places = np.arange(dimension)
+        for step in self.steps:
+            places = places[support(shared, len(places), step.width(len(places)))]
+        return places
 
     def most_bytes(self, dimension: int) -> int:
         """The longest body for a vector of D: what a server need accept."""
