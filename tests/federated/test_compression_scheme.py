@@ -374,7 +374,7 @@ def test_a_schemes_mark_is_the_same_in_every_process() -> None:
 
 
 def test_what_all_clients_of_a_round_send_is_known_without_a_body() -> None:
-    scheme = make_scheme("random_mask:0.5:shared,random_mask:0.5:shared")
+    scheme = make_scheme("random_mask:0.25:shared")
     vector = np.arange(1.0, 41.0, dtype=np.float32)
     places = scheme.shared_places(40, 7)
     body, _ = scheme.encode(vector, np.random.default_rng(0), shared=7)
