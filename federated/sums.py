@@ -212,7 +212,7 @@ def check(
     _check_numbers(bounds, [contribution.weight], [contribution.examples], [contribution.steps])
     _weighted([contribution.loss], [contribution.weight], bounds.magnitude, "loss")
     for value in contribution.scalars.values():
-        _weighted([value], [contribution.weight], _scalar_limit(size, bounds), "scalars")
+        _weighted([value], [contribution.weight], scalar_limit(size, bounds), "scalars")
 
 
 def add_all(total: Sum, contributions: Sequence[Contribution]) -> None:
@@ -294,11 +294,11 @@ def _add_rows(
     for name, values in scalars.items():
         if name in OWN_SCALARS:
             raise ContributionRefused("scalars", f"{name} is the sum's own")
-        integers[name] = _weighted(values, weights, _scalar_limit(total.size, total.bounds), "scalars")
+        integers[name] = _weighted(values, weights, scalar_limit(total.size, total.bounds), "scalars")
     # Nothing may be refused below this line: the sum changes.
     for name, vectors in rows.items():
         _add_scaled(total.vectors[name], vectors, weights, largest[name])
-    integers["weight"] = sum(_fixed(weight) for weight in weights)
+    integers["weight"] = sum(fixed(weight) for weight in weights)
     integers["examples"], integers["steps"] = sum(map(int, examples)), sum(map(int, steps))
     for name, integer in integers.items():
         total.scalars[name] = total.scalars.get(name, 0) + integer
@@ -306,8 +306,8 @@ def _add_rows(
     total.most_steps = max([total.most_steps, *map(int, steps)])
 
 
-def _scalar_limit(size: int, bounds: Bounds) -> float:
-    """A strategy's scalar may be a squared norm."""
+def scalar_limit(size: int, bounds: Bounds) -> float:
+    """The largest |value| of a strategy's scalar, which may be a squared norm."""
     return bounds.magnitude**2 * max(size, 1)
 
 
@@ -325,10 +325,11 @@ def _check_numbers(bounds: Bounds, weights: list[float], examples: list[int], st
 def _weighted(values: list[float], weights: list[float], largest: float, rule: str) -> int:
     if not all(abs(value) <= largest for value in values):
         raise ContributionRefused(rule, f"a value is not finite or above {largest:g}")
-    return sum(_fixed(value * weight) for value, weight in zip(values, weights, strict=True))
+    return sum(fixed(value * weight) for value, weight in zip(values, weights, strict=True))
 
 
-def _fixed(value: float) -> int:
+def fixed(value: float) -> int:
+    """The integer that stands for a weighted value."""
     return round(float(value) * SCALE)
 
 
