@@ -103,10 +103,11 @@ class PureReport:
 
 @dataclass(frozen=True, slots=True)
 class ConcentratedRelease:
-    """A sum whose Rényi divergence of every whole order α is at most ξ + ρα, for each (ρ, ξ) of ``bounds``: zCDP (Bun
-    and Steinke 2016). Noise of many devices has such bounds (``calibration``)."""
+    """A sum whose Rényi divergence of every order α > 1 is at most ξ + ρα, for each (ρ, ξ) of ``bounds``: zCDP (Bun
+    and Steinke 2016). Noise of many devices has such bounds (``calibration``), some for ``whole`` orders alone."""
 
     bounds: tuple[tuple[float, float], ...]
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not self.bounds or any(
@@ -211,7 +212,8 @@ def _divergences(release: Release) -> Sequence[tuple[Column, Column]]:
 
     if isinstance(release, ConcentratedRelease):
         events = [dp.ZCDpEvent(rho, xi) for rho, xi in release.bounds]
-        counted = [dp.rdp.RdpAccountant(_WHOLE_ORDERS).compose(event) for event in events]
+        orders = _WHOLE_ORDERS if release.whole else None
+        counted = [dp.rdp.RdpAccountant(orders).compose(event) for event in events]
     elif isinstance(release, FixedSizeRelease):
         # To replace a client moves the sum by 2C, and the event wants noise over what a neighbour moves.
         moved = dp.GaussianDpEvent(release.noise_multiplier / 2.0)
@@ -253,7 +255,8 @@ def _by_losses(release: Release, delta: float, releases: int, interval: float) -
         furthest = max(one, 2.0 * _by_renyi(release, delta, releases))
     else:
         assert isinstance(release, LaplaceReport)
-        furthest = releases * release.epsilon
+        # Its losses pile up at both ends, so coarser steps are as good, and large ε would take seconds.
+        furthest = 8.0 * releases * release.epsilon
     composed = _distribution(release, _interval(furthest, interval)).self_compose(releases)
     return float(composed.get_epsilon_for_delta(delta))
 

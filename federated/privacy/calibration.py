@@ -80,9 +80,14 @@ class DistributedNoise:
     @property
     def bounds(self) -> tuple[tuple[float, float], ...]:
         """Pairs (ρ, ξ): the Rényi divergence of order α between sums with and without one device's vector is at most
-        ξ + ρα, for whole α >= 2."""
+        ξ + ρα, for every α > 1; for Skellam noise, for whole ones (``whole_orders``)."""
         find = _gaussian_bounds if self.kind == "gaussian" else _skellam_bounds
         return find(self.norm, self.local_sigma, self.honest, self.dimension)
+
+    @property
+    def whole_orders(self) -> bool:
+        """Whether ``bounds`` were proved for whole orders alone."""
+        return self.kind == "skellam"
 
 
 def fewest_honest(survivors: int, cohort: int, colluding: float) -> int:

@@ -17,11 +17,12 @@ from federated.privacy.calibration import (
     noise_bound,
     rounded_norm,
 )
-from federated.privacy.section import PrivacySection
+from federated.privacy.section import Mechanism, PrivacySection
 
 Chances = npt.NDArray[np.float64]
 REACH = 200  # of one device's noise, in steps
 ORDERS = (2, 3, 4, 8, 16)
+BETWEEN = (1.1, 1.7, 2.5)  # orders for which the discrete Gaussian's bounds hold besides
 
 
 def of_one(kind: Kind, sigma: float) -> Chances:
@@ -45,7 +46,7 @@ def of_sum(kind: Kind, sigma: float, devices: int) -> Chances:
     return total
 
 
-def renyi(chances: Chances, shift: int, order: int) -> float:
+def renyi(chances: Chances, shift: int, order: float) -> float:
     """The exact Rényi divergence between the noise and itself moved by ``shift``. Terms too small for floats are left
     out."""
     there, moved = chances[shift:], chances[:-shift]
@@ -68,7 +69,7 @@ def test_bounds_hold_against_the_exact_divergence(kind: Kind, sigma: float, devi
     made = replace(noise(kind, sigma, devices, clip=max(shift - 1.0, 0.5)), beta=0.0)
     assert made.norm >= shift
     chances = of_sum(kind, sigma, devices)
-    for order in ORDERS:
+    for order in ORDERS if made.whole_orders else (*ORDERS, *BETWEEN):
         exact = renyi(chances, shift, order)
         for rho, xi in made.bounds:
             assert exact <= (xi + rho * order) * (1.0 + 1e-12)
@@ -91,30 +92,35 @@ def test_epsilon_is_above_the_exact_hockey_stick(kind: Kind) -> None:
     """At the ε that the bounds give, the exact δ of one release is below the one asked for."""
     made = replace(noise(kind, 1.0, 6, clip=2.0), beta=0.0)
     shift, delta = math.floor(made.norm), 1e-4
-    epsilon = Accountant(ConcentratedRelease(made.bounds), "rdp", delta).epsilon(1)
+    release = ConcentratedRelease(made.bounds, made.whole_orders)
+    epsilon = Accountant(release, "rdp", delta).epsilon(1)
     chances = of_sum(kind, 1.0, 6)
     moved = np.concatenate([np.zeros(shift), chances[:-shift]])
     assert np.sum(np.maximum(chances - math.exp(epsilon) * moved, 0.0)) < delta
 
 
-def test_with_fine_steps_distributed_noise_costs_what_gaussian_noise_does() -> None:
-    gaussian = Accountant(GaussianRelease(1.0), "rdp", 1e-5).epsilon(10)
-    for mechanism in ("distributed_gaussian", "distributed_skellam"):
-        section = PrivacySection(mechanism=mechanism, noise_multiplier=1.0, clip=0.5)
-        fine = DistributedNoise.of(section, dimension=10_000, step_bits=20, honest=70)
-        cost = Accountant(ConcentratedRelease(fine.bounds), "rdp", 1e-5).epsilon(10)
-        assert gaussian <= cost <= 1.02 * gaussian
-        coarse = DistributedNoise.of(section, dimension=10_000, step_bits=7, honest=70)
-        assert Accountant(ConcentratedRelease(coarse.bounds), "rdp", 1e-5).epsilon(10) > 1.1 * cost
-        assert fine.local_sigma * math.sqrt(70) == pytest.approx(1.0 * 0.5 * 2**20)
+def cost(made: DistributedNoise) -> float:
+    release = ConcentratedRelease(made.bounds, made.whole_orders)
+    return Accountant(release, "rdp", 1e-5).epsilon(10)
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 6.0])
+@pytest.mark.parametrize("mechanism", ["distributed_gaussian", "distributed_skellam"])
+def test_with_fine_steps_distributed_noise_costs_what_gaussian_noise_does(
+    mechanism: Mechanism, multiplier: float
+) -> None:
+    gaussian = Accountant(GaussianRelease(multiplier), "rdp", 1e-5).epsilon(10)
+    section = PrivacySection(mechanism=mechanism, noise_multiplier=multiplier, clip=0.5)
+    fine = DistributedNoise.of(section, dimension=10_000, step_bits=20, honest=70)
+    assert gaussian <= cost(fine) <= 1.05 * gaussian
+    assert fine.local_sigma * math.sqrt(70) == pytest.approx(multiplier * 0.5 * 2**20)
+    coarse = DistributedNoise.of(section, dimension=10_000, step_bits=7, honest=70)
+    assert cost(coarse) > 1.1 * cost(fine)
 
 
 def test_the_dimension_enters() -> None:
-    small, large = (
-        ConcentratedRelease(noise("gaussian", 0.6, 10, clip=20.0, dimension=d).bounds) for d in (10, 100_000)
-    )
-    costs = [Accountant(release, "rdp", 1e-5).epsilon(1) for release in (small, large)]
-    assert costs[1] > 2.0 * costs[0]
+    small, large = (noise("gaussian", 0.6, 10, clip=20.0, dimension=d) for d in (10, 100_000))
+    assert cost(large) > 2.0 * cost(small)
 
 
 def test_noise_counts_for_the_fewest_honest_survivors_alone() -> None:
@@ -153,7 +159,7 @@ def test_noise_wraps_no_ring_that_holds_its_bound(kind: Kind, sigma: float, devi
     assert 1000 * beyond <= 2.0**-40
     # And it is not much wider than it must be.
     assert 1000 * 2.0 * np.sum(chances[middle + bound // 2 :]) > 2.0**-40
-    assert noise_bound(made, 4 * devices, 1000) > 1.5 * bound
+    assert noise_bound(made, 4 * devices, 1000) > 1.4 * bound
 
 
 def test_what_cannot_be_calibrated_is_refused() -> None:
