@@ -16,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from federated.privacy.discrete import rounded_bound
 from federated.privacy.section import PrivacySection
 
 Kind = Literal["gaussian", "skellam"]
 
-BETA: Final = math.exp(-0.5)
-"""A random rounding is longer than ``norm`` with at most this probability (the paper's choice)."""
 WRAP_BITS: Final = 40
 """The sum of all noise leaves ``noise_bound`` with a probability of at most 2**-40."""
 _LEAST_SIGMA: Final = 0.5  # of one device, in steps: below, sums of discrete Gaussians are not close to one
@@ -43,15 +42,13 @@ class DistributedNoise:
     local_sigma: float
     dimension: int
     honest: int
-    beta: float = BETA
 
     def __post_init__(self) -> None:
         if not (0.0 < self.clip < math.inf and 0.0 < self.local_sigma < math.inf):
             raise CalibrationRefused(f"clip and noise must be positive, not {self.clip}, {self.local_sigma}")
-        if self.dimension < 1 or self.honest < 1 or not 0.0 <= self.beta < 1.0:
+        if self.dimension < 1 or self.honest < 1:
             raise CalibrationRefused(
-                f"dimension and honest must be at least 1 and beta in [0, 1), not {self.dimension}, {self.honest}, "
-                f"{self.beta}"
+                f"dimension and honest must be at least 1, not {self.dimension}, {self.honest}"
             )
         if self.kind == "gaussian" and self.local_sigma < _LEAST_SIGMA:
             raise CalibrationRefused(
@@ -61,21 +58,21 @@ class DistributedNoise:
 
     @classmethod
     def of(cls, section: PrivacySection, *, dimension: int, step_bits: int, honest: int) -> DistributedNoise:
-        """The noise of a job: the ``honest`` devices' sum has a standard deviation of ``noise_multiplier`` · C. Raises
-        CalibrationRefused."""
+        """The noise of a job: the ``honest`` devices' sum has a standard deviation of ``noise_multiplier`` times
+        ``norm``, by which one device may move it. Raises CalibrationRefused."""
         kinds: dict[str, Kind] = {"distributed_gaussian": "gaussian", "distributed_skellam": "skellam"}
         if section.mechanism not in kinds:
             raise CalibrationRefused(f"mechanism {section.mechanism} adds no noise inside the ring")
         if honest < 1:
             raise CalibrationRefused(f"{honest} honest survivors cannot add any noise")
         clip = section.clip * 2.0**step_bits
-        sigma = section.noise_multiplier * clip / math.sqrt(honest)
+        sigma = section.noise_multiplier * rounded_bound(clip, dimension) / math.sqrt(honest)
         return cls(kinds[section.mechanism], clip, sigma, dimension, honest)
 
     @property
     def norm(self) -> float:
-        """What the rounded vector's L2 norm may be at most: theorem 1 of Kairouz et al."""
-        return rounded_norm(self.clip, self.dimension, self.beta)
+        """What the rounded vector's L2 norm may be at most: what a device's part in the sum can be."""
+        return rounded_bound(self.clip, self.dimension)
 
     @property
     def bounds(self) -> tuple[tuple[float, float], ...]:
@@ -101,18 +98,6 @@ def fewest_honest(survivors: int, cohort: int, colluding: float) -> int:
             "noise is left; raise rounds.update_model_ratio or secure_aggregation.threshold"
         )
     return honest
-
-
-def rounded_norm(norm: float, dimension: int, beta: float = BETA) -> float:
-    """The bound on the L2 norm, in steps, of a vector of ``norm`` whose D coordinates were rounded at random, which a
-    draw keeps with probability at least 1 − ``beta``: the smaller of √(c² + D/4 + √(2 log(1/β)) (c + √D/2)) and
-    c + √D, which always holds."""
-    root = math.sqrt(dimension)
-    always = norm + root
-    if beta == 0.0:
-        return always
-    likely = norm**2 + dimension / 4.0 + math.sqrt(2.0 * math.log(1.0 / beta)) * (norm + root / 2.0)
-    return min(always, math.sqrt(likely))
 
 
 def _sum_norm(norm: float, dimension: int) -> float:

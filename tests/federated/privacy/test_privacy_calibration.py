@@ -1,7 +1,6 @@
 """Bounds on noise of many devices against exact sums of distributions."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +8,13 @@ import pytest
 
 from federated.privacy.accounting import Accountant, ConcentratedRelease, GaussianRelease
 from federated.privacy.calibration import (
-    BETA,
     CalibrationRefused,
     DistributedNoise,
     Kind,
     fewest_honest,
     noise_bound,
-    rounded_norm,
 )
+from federated.privacy.discrete import BETA, rounded_bound
 from federated.privacy.section import Mechanism, PrivacySection
 
 Chances = npt.NDArray[np.float64]
@@ -66,7 +64,7 @@ def noise(
 @pytest.mark.parametrize("shift", [1, 2, 3])
 def test_bounds_hold_against_the_exact_divergence(kind: Kind, sigma: float, devices: int, shift: int) -> None:
     """One coordinate moved by a whole number of steps, which the norm after rounding allows."""
-    made = replace(noise(kind, sigma, devices, clip=max(shift - 1.0, 0.5)), beta=0.0)
+    made = noise(kind, sigma, devices, clip=shift - 0.5)
     assert made.norm >= shift
     chances = of_sum(kind, sigma, devices)
     for order in ORDERS if made.whole_orders else (*ORDERS, *BETWEEN):
@@ -81,7 +79,7 @@ def test_coordinates_add_up(kind: Kind) -> None:
     """Four coordinates moved by one step each: divergences add, and so must the bound, whose norm is 2."""
     sigma, devices = 0.6, 4
     exact = 4 * np.array([renyi(of_sum(kind, sigma, devices), 1, order) for order in ORDERS])
-    made = replace(noise(kind, sigma, devices, clip=1e-9, dimension=4), beta=0.0)
+    made = noise(kind, sigma, devices, clip=1.0, dimension=4)
     assert made.norm == pytest.approx(2.0)
     for rho, xi in made.bounds:
         assert np.all(exact <= xi + rho * np.array(ORDERS))
@@ -90,7 +88,7 @@ def test_coordinates_add_up(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", ["gaussian", "skellam"])
 def test_epsilon_is_above_the_exact_hockey_stick(kind: Kind) -> None:
     """At the ε that the bounds give, the exact δ of one release is below the one asked for."""
-    made = replace(noise(kind, 1.0, 6, clip=2.0), beta=0.0)
+    made = noise(kind, 1.0, 6, clip=2.0)
     shift, delta = math.floor(made.norm), 1e-4
     release = ConcentratedRelease(made.bounds, made.whole_orders)
     epsilon = Accountant(release, "rdp", delta).epsilon(1)
@@ -113,9 +111,10 @@ def test_with_fine_steps_distributed_noise_costs_what_gaussian_noise_does(
     section = PrivacySection(mechanism=mechanism, noise_multiplier=multiplier, clip=0.5)
     fine = DistributedNoise.of(section, dimension=10_000, step_bits=20, honest=70)
     assert gaussian <= cost(fine) <= 1.05 * gaussian
-    assert fine.local_sigma * math.sqrt(70) == pytest.approx(multiplier * 0.5 * 2**20)
-    coarse = DistributedNoise.of(section, dimension=10_000, step_bits=7, honest=70)
-    assert cost(coarse) > 1.1 * cost(fine)
+    assert fine.local_sigma * math.sqrt(70) == pytest.approx(multiplier * 0.5 * 2**20, rel=1e-3)
+    # With coarse steps rounding moves the sum by more, and noise grows with it.
+    coarse = DistributedNoise.of(section, dimension=10_000, step_bits=5, honest=70)
+    assert coarse.local_sigma * 2**15 > 1.5 * fine.local_sigma
 
 
 def test_the_dimension_enters() -> None:
@@ -135,16 +134,15 @@ def test_noise_counts_for_the_fewest_honest_survivors_alone() -> None:
 
 
 def test_rounding_keeps_the_norm_as_often_as_it_is_said_to() -> None:
-    """Random rounding of the vector in question stays within the bound at least with 1 − β, and always at β = 0."""
+    """Random rounding of the vector in question stays within the bound at least with 1 − β."""
     generator = np.random.default_rng(3)
     for dimension, norm in ((50, 3.0), (2_000, 40.0)):
         vector = generator.normal(size=dimension)
         vector *= norm / np.linalg.norm(vector)
-        rounded = np.floor(vector + generator.random((4000, dimension)))
-        lengths = np.linalg.norm(rounded, axis=1)
-        assert np.mean(lengths <= rounded_norm(norm, dimension)) >= 1.0 - BETA
-        assert lengths.max() <= rounded_norm(norm, dimension, 0.0)
-        assert rounded_norm(norm, dimension) < rounded_norm(norm, dimension, 0.0)
+        lengths = np.linalg.norm(np.floor(vector + generator.random((4000, dimension))), axis=1)
+        assert np.mean(lengths <= rounded_bound(norm, dimension)) >= 1.0 - BETA
+        assert lengths.max() <= norm + math.sqrt(dimension)
+        assert rounded_bound(norm, dimension) < norm + math.sqrt(dimension)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "skellam"])
