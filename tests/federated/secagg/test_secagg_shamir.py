@@ -158,3 +158,9 @@ def test_shares_are_refused(shares: list[bytes], reason: str) -> None:
 def test_a_broken_source_of_randomness_is_told() -> None:
     with pytest.raises(RuntimeError, match="randomness"):
         split(bytes(32), 2, [1, 2], lambda count: b"\xff" * count)
+
+
+def test_coefficients_are_every_number_below_the_prime_and_no_other() -> None:
+    candidates = [PRIME, PRIME - 1, PRIME + 1, 2**256, 2 * 2**256 - 1, 0]
+    body = b"".join(number.to_bytes(SHARE_BYTES) for number in candidates)
+    assert _uniform(3, lambda count: body[:count].ljust(count, b"\xff")) == [PRIME - 1, 2**256, 0]
