@@ -183,7 +183,8 @@ class Client:
         if isinstance(read, wire.Neighbours):
             return self._neighbours(read, secrets)
         if isinstance(read, wire.Delivery):
-            return self._delivery(read, secrets)
+            self._delivery(read, secrets)
+            return None
         if isinstance(read, wire.Survivors):
             return self._survived(read, secrets)
         assert isinstance(read, wire.Signatures)

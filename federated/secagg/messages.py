@@ -1,6 +1,6 @@
 """What clients and servers of secure aggregation say to each other, as bytes.
 
-    MessageRefused (ValueError)   bytes that are no message of this version, cut short, too long or with impossible values
+    MessageRefused (ValueError)   bytes that are no message of this version, cut short, too long or impossible
 
 Clients are named by their position in the roster, u16, ascending wherever there are several; sets of them travel as
 bitmaps, position 0 in the lowest bit. Numbers are little-endian. Byte 0 holds the version (high half) and the kind.
@@ -10,6 +10,7 @@ The masked vector is no message of these: it is the upload's body.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -390,7 +391,7 @@ def _positions(positions: Sequence[int]) -> bytes:
 
 
 def _ascending(positions: Sequence[int]) -> None:
-    if any(one >= other for one, other in zip(positions, positions[1:], strict=False)):
+    if any(one >= other for one, other in itertools.pairwise(positions)):
         raise MessageRefused("positions are not ascending")
 
 
