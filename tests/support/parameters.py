@@ -1,13 +1,8 @@
-"""Parameter servers for tests: hosts without a network, servers in threads, and real processes.
-
-As a program, ``parameters.py FOLDER NAME SERVERS SHARDS SNAPSHOT_S REPLICAS REPLICATION`` is one parameter server.
-"""
+"""Parameter servers for tests: hosts without a network, servers in threads, and real processes."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
+from support import fork_server
 
 from services.coordination import Member, ShardMap
 from services.coordination.shardmap import assign
@@ -275,17 +271,19 @@ class Processes:
     ) -> None:
         self.folder = folder
         self._arguments = (str(servers), str(shards), str(snapshot_s), str(replicas), replication)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, fork_server.Forked] = {}
         self.names = tuple(f"parameter-server-{number}" for number in range(servers))
         for name in self.names:
             self.start(name)
 
     def start(self, name: str) -> None:
         """Start the server ``name``; its log goes to ``NAME.log``."""
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [sys.executable, __file__, str(self.folder), name, *self._arguments], stdout=log, stderr=log
-            )
+        self._running[name] = fork_server.start(
+            (__name__, "services.parameter_server.main"),
+            f"{__name__}:serve",
+            (str(self.folder), name, *self._arguments),
+            self.folder / f"{name}.log",
+        )
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a crash would."""
@@ -323,10 +321,13 @@ def client_of(folder: Path, deadline_s: float = 30.0) -> Iterator[ParameterClien
         store.close()
 
 
-def main() -> None:
+def serve(
+    folder: str, name: str, servers: str, shards: str, snapshot_s: str, replicas: str, replication: str
+) -> None:
+    """What each of the ``Processes`` does: it is one parameter server."""
+    from services.parameter_server.main import run
     from services.processes import configure_logging, stop_on_signals
 
-    folder, name, servers, shards, snapshot_s, replicas, replication = sys.argv[1:]
     settings = make_settings(
         Path(folder),
         int(servers),
@@ -337,13 +338,7 @@ def main() -> None:
         1.5,
     )
     configure_logging(name)
-    from services.parameter_server.main import run
-
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stop_on_signals(stop):
         run(settings, name, stop)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,19 @@
-"""Real services as processes of their own: ``python -m tests.support.service_process SERVICE NAME SETTINGS``."""
+"""Real services as processes of their own."""
 
 from __future__ import annotations
 
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
+from support import fork_server
 
-from services.processes import run_service
+from services.processes import SERVICES, run_service
 from services.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,16 +28,16 @@ class Running:
         self._file = folder / f"{name}.json"
         self._file.write_text(json.dumps(settings.model_dump(), default=_plain))
         self.output = folder / f"{name}.log"
-        self._command = [
-            sys.executable, "-m", "tests.support.service_process", service, name, str(self._file),
-        ]  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
+        self._service, self._name = service, name
+        self._process: fork_server.Forked | None = None
 
     def start(self) -> None:
-        with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+        self._process = fork_server.start(
+            (__name__, SERVICES[self._service]),
+            f"{__name__}:serve",
+            (self._service, self._name, str(self._file)),
+            self.output,
+        )
 
     def kill(self) -> None:
         """SIGKILL: no goodbye of any kind."""
@@ -98,5 +98,6 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 30.0, pause_s: floa
         time.sleep(pause_s)
 
 
-if __name__ == "__main__":
-    run_service(sys.argv[1], Settings.model_validate_json(Path(sys.argv[3]).read_text()), sys.argv[2])
+def serve(service: str, name: str, settings: str) -> None:
+    """What the process does: serve by the settings in that file."""
+    run_service(service, Settings.model_validate_json(Path(settings).read_text()), name)
