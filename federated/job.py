@@ -21,8 +21,11 @@ from federated.compression import Grid, Scheme, make_scheme
 from federated.device import LocalTraining
 from federated.layout import Layout
 from federated.models import Model, make_model
-from federated.privacy.protection import Protection, make_protection
-from federated.privacy.section import PrivacySection, SecureAggregationSection
+from federated.privacy.calibration import fewest_honest
+from federated.privacy.mechanisms import make_protection
+from federated.privacy.noised import Circumstances, LocalNoise
+from federated.privacy.protection import Protection
+from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggregationSection
 from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
@@ -191,6 +194,8 @@ class FederatedJob:
             raise JobRefused("strategy: set rounds.max_examples, it caps what a client may claim everywhere")
         if "max_examples" in known:
             options["max_examples"] = self.rounds.max_examples
+            if self.privacy.mechanism != "none":
+                options["max_examples"] = 1  # how many examples a client has is data: everyone weighs the same
         if "population" in known and self.population is not None:
             options.setdefault("population", self.population)
         if kind is FedNova:
@@ -221,7 +226,22 @@ class FederatedJob:
     def make_protection(self) -> Protection:
         """How clients are protected, at the device and at the server. Raises JobRefused."""
         with _refusing("privacy"):
-            return make_protection(self.privacy)
+            return make_protection(self.privacy, self._circumstances())
+
+    def _circumstances(self) -> Circumstances:
+        """What the mechanism needs to know of the rounds: how many clients are expected, and how many are surely
+        honest. Raises JobRefused."""
+        rounds, thresholds = self.rounds, self.rounds.thresholds
+        expected: float = rounds.buffer_size if rounds.mode == "buffered" else thresholds.uploads_close
+        if self.selection.name == "poisson":
+            if self.population is None:
+                raise JobRefused("selection poisson divides by the clients it expects: set data.clients")
+            expected = float(self.selection.options["rate"]) * self.population
+        secure, honest = self.secure_aggregation, 1
+        if self.privacy.mechanism in DISTRIBUTED:
+            with _refusing("privacy"):
+                honest = fewest_honest(thresholds.uploads_floor, thresholds.starts_close, secure.colluding)
+        return Circumstances(expected, honest, secure.step_bits)
 
     @property
     def population(self) -> int | None:
@@ -331,7 +351,19 @@ class FederatedJob:
             )
 
     def _check_protection(self, strategy: Strategy) -> None:
-        self.make_protection()
+        protection = self.make_protection()
+        if self.data.items or (self.data.features and self.data.classes):
+            layout = self.make_model().layout()
+            with _refusing("privacy"):
+                protection.require_layout(layout)
+        if isinstance(protection, LocalNoise):
+            # Servers refuse larger numbers, and no draw of noise is beyond 40 scales.
+            largest = Bounds(self.rounds.most_uploads, strategy.largest_weight).magnitude
+            if protection.scale * 40.0 + self.privacy.clip > largest:
+                raise JobRefused(
+                    f"privacy: noise of scale {protection.scale:.4g} passes the largest value {largest:g} that a sum "
+                    "of so many uploads may hold: lower privacy.clip or raise privacy.epsilon"
+                )
         scheme = self.make_scheme()
         with _refusing("privacy"):
             require_sound(

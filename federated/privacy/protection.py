@@ -1,4 +1,8 @@
-"""What protects a job's clients, as two hooks: ``report`` at the device, ``release`` at the server."""
+"""What protects a job's clients: hooks at the device (``report``, ``perturb``) and at the server (``admit``,
+``release``, ``follow``).
+
+``Unprotected`` leaves everything as it is; mechanisms derive from it and say what they change.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,17 @@ from federated.privacy.section import PrivacySection
 from federated.sums import Sum
 from federated.weights import Array
 
+Whole = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What B devices may send: ``vectors`` [B, D] by name, and their ``bits`` [B], where they answer by one."""
+    """What B devices may send: ``vectors`` [B, D] by name, and their ``bits`` [B], where they answer by one.
+    ``clipped`` [B] says whose vector was too long, where there is a clip: it stays at the device."""
 
     vectors: dict[str, Array]
     bits: npt.NDArray[np.int8] | None = None
+    clipped: npt.NDArray[np.bool_] | None = None
 
 
 class Protection(Protocol):
@@ -35,7 +43,16 @@ class Protection(Protocol):
 
     @property
     def answers(self) -> bool:
-        """Whether devices answer the strategy's threshold by a bit, which is then part of every report."""
+        """Whether devices answer a threshold by a bit, which is then part of every report."""
+        ...
+
+    @property
+    def most_reports(self) -> int | None:
+        """How many reports one device may send before its own budget is spent; None without such a budget."""
+        ...
+
+    def require_layout(self, layout: Layout) -> None:
+        """Raise ValueError for a model whose fields the mechanism does not protect."""
         ...
 
     def report(
@@ -51,8 +68,31 @@ class Protection(Protocol):
         Raises ValueError for what is not finite."""
         ...
 
-    def release(self, total: Sum, layout: Layout, randomness: Randomness) -> Sum:
-        """The sum that the strategy may see; ``total`` is not changed."""
+    def perturb(self, whole: Whole, layout: Layout, randomness: Randomness) -> Whole:
+        """``whole`` [D], a report in whole steps of the ring of secure aggregation, with this device's noise."""
+        ...
+
+    def admit(self, vectors: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
+        """What the server takes of uploads [B, D], whatever a device or its compression made of the clip."""
+        ...
+
+    def first_scalars(self) -> dict[str, float]:
+        """What the server's state keeps for the mechanism, before the first iteration."""
+        ...
+
+    def threshold(self, scalars: Mapping[str, float]) -> float | None:
+        """What devices compare with in the iteration that begins from a state of these scalars, if the mechanism, and
+        not the strategy, says it."""
+        ...
+
+    def release(
+        self, total: Sum, layout: Layout, randomness: Randomness, threshold: float | None = None
+    ) -> Sum:
+        """The sum that the strategy may see; ``total`` is not changed. ``threshold`` is that of its uploads."""
+        ...
+
+    def follow(self, scalars: Mapping[str, float], released: Sum) -> dict[str, float]:
+        """What replaces ``scalars`` of the state once ``released`` is applied."""
         ...
 
 
@@ -61,6 +101,10 @@ class Unprotected:
 
     section = PrivacySection()
     answers = False
+    most_reports: int | None = None
+
+    def require_layout(self, layout: Layout) -> None:
+        """Any."""
 
     def report(
         self,
@@ -73,9 +117,31 @@ class Unprotected:
         """``vectors`` as they are."""
         return Reported(dict(vectors))
 
-    def release(self, total: Sum, layout: Layout, randomness: Randomness) -> Sum:
+    def perturb(self, whole: Whole, layout: Layout, randomness: Randomness) -> Whole:
+        """``whole`` as it is."""
+        return whole
+
+    def admit(self, vectors: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
+        """``vectors`` as they are."""
+        return dict(vectors)
+
+    def first_scalars(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def threshold(self, scalars: Mapping[str, float]) -> float | None:
+        """The strategy's."""
+        return None
+
+    def release(
+        self, total: Sum, layout: Layout, randomness: Randomness, threshold: float | None = None
+    ) -> Sum:
         """``total`` as it is."""
         return total
+
+    def follow(self, scalars: Mapping[str, float], released: Sum) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
 
 def report_update(
@@ -94,10 +160,3 @@ def report_update(
     reported = protection.report(rows, layout, [randomness], start, threshold)
     bit = None if reported.bits is None else int(reported.bits[0])
     return Update({name: vector[0] for name, vector in reported.vectors.items()}, 1, 1, 0.0, bit)
-
-
-def make_protection(section: PrivacySection) -> Protection:
-    """The mechanism that ``section`` names. Raises ValueError."""
-    if section.mechanism == "none":
-        return Unprotected()
-    raise ValueError(f"mechanism {section.mechanism} is not here")

@@ -109,11 +109,64 @@ def _signs_under_masks(facts: Facts) -> str | None:
     return None
 
 
+def _buffered_signs(facts: Facts) -> str | None:
+    if facts.strategy == "signds" and facts.mode == "buffered":
+        return (
+            "SignDS devices compare their magnitude with a threshold of one version, and buffered rounds count the "
+            "answers of several together; take rounds.mode sync or over_selection"
+        )
+    return None
+
+
 def _amplified(facts: Facts) -> str | None:
     if facts.selection == "poisson" and facts.privacy.mechanism != "central_gaussian":
         return (
             "selection poisson thins out rounds for the sake of central_gaussian's accounting; "
             "nothing else earns from it"
+        )
+    return None
+
+
+def _adaptive_clip(facts: Facts) -> str | None:
+    privacy = facts.privacy
+    if privacy.clipping != "adaptive" or not facts.noisy:
+        return None
+    if privacy.mechanism != "central_gaussian":
+        return (
+            f"an adaptive clip follows a noised count of clients, which {privacy.mechanism} does not have; "
+            'set privacy.clipping = "fixed" or take central_gaussian'
+        )
+    if privacy.per_layer:
+        return "an adaptive clip follows one norm: set privacy.per_layer = false"
+    if facts.mode == "buffered":
+        return "a buffer mixes updates of several clips: take rounds.mode sync or over_selection"
+    if facts.masked:
+        return (
+            "the count that an adaptive clip follows is not noised inside the sum of secure aggregation: "
+            'set privacy.clipping = "fixed"'
+        )
+    if facts.upload:
+        return (
+            f"compression {facts.upload!r} lengthens updates, and the server clips them again by a fixed clip only: "
+            'set privacy.clipping = "fixed", or leave compression.upload out'
+        )
+    return None
+
+
+def _clipped_weights(facts: Facts) -> str | None:
+    if facts.noisy and facts.privacy.protects == "weights" and facts.privacy.mechanism not in LOCAL:
+        return (
+            f"{facts.privacy.mechanism} divides by a fixed number of clients, and weights of fewer would shrink: "
+            'set privacy.protects = "difference"'
+        )
+    return None
+
+
+def _compressed_steps(facts: Facts) -> str | None:
+    if facts.privacy.mechanism in DISTRIBUTED and facts.upload:
+        return (
+            f"{facts.privacy.mechanism} sizes its noise for whole steps of every coordinate, which compression "
+            f"{facts.upload!r} changes: leave compression.upload out"
         )
     return None
 
@@ -125,5 +178,9 @@ RULES: Final[Sequence[Rule]] = (
     _distributed_without_masks,
     _strategy_under_noise,
     _signs_under_masks,
+    _buffered_signs,
     _amplified,
+    _adaptive_clip,
+    _clipped_weights,
+    _compressed_steps,
 )

@@ -34,6 +34,7 @@ from federated.payload import EVERYONE, shared_seed
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.randomness import SeededRandomness
 from federated.privacy.section import SecureAggregationSection
+from federated.privacy.server import apply_sum, first_state, instructions_of
 from federated.rounds import RoundSettings
 from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
@@ -57,15 +58,17 @@ class NothingToApply(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """An iteration in numbers: ``loss`` is the clients' weighted mean while they trained; ``bytes_up`` of whole
-    bodies; ``refused`` uploads by rule."""
+    """An iteration in numbers: ``loss`` is the clients' weighted mean while they trained (None under a privacy
+    mechanism, where they do not say); ``bytes_up`` of whole bodies; ``refused`` uploads by rule; ``clipped`` the
+    share of updates that were longer than the clip, which no real server would know."""
 
     clients: int
     examples: int
-    loss: float
+    loss: float | None
     bytes_up: int
     staleness: float
     refused: dict[str, int]
+    clipped: float | None = None
 
 
 class Learning:
@@ -93,12 +96,14 @@ class Learning:
         self._rounds, self._engine, self._seed, self._scheme = rounds, engine, seed, scheme
         self._folder, self._state_bytes = folder, state_bytes
         self._protection: Protection = protection or Unprotected()
+        self._private = self._protection.section.mechanism != "none"
+        self._clipped = 0  # reports of the iteration at hand that were too long for the clip
         self._secure = secure or SecureAggregationSection()
         self.layout: Layout = model.layout()
         if any(field.kind == "local" for field in self.layout.fields):
             raise ValueError("fields that stay on the device are not simulated; keep them out of the layout")
         weights = model.initial(device_generator(seed, 0, 0, INITIAL)) if initial is None else initial
-        self.state = strategy.init(self.layout, weights)
+        self.state = first_state(strategy, self._protection, self.layout, weights)
         self.downloads = Downloads(self.layout.size, grid)
         self.states: dict[str, ClientStates] = {}
         wanted = ["control"] if "control" in strategy.summed else []
@@ -125,7 +130,7 @@ class Learning:
         return self.downloads.published[version].training
 
     def _publish(self, version: int, oldest_wanted: int) -> None:
-        instructions = self._strategy.instructions(self.state)
+        instructions = instructions_of(self._strategy, self._protection, self.state)
         control = self.state.vectors["control"] if "control" in instructions.vectors else None
         self.downloads.publish(
             version,
@@ -142,7 +147,7 @@ class Learning:
         total = sum_for(self._strategy, self.layout, self._rounds.most_uploads)
         kept: list[tuple[int, int, Contribution]] = []
         refused: dict[str, int] = {}
-        bytes_up = 0
+        bytes_up = self._clipped = 0
         for cohort, published, factors in self._cohorts(uploads, version):
             for trained in self._engine.train(cohort, self._data):
                 sound, more = self._sound(trained)
@@ -152,6 +157,8 @@ class Learning:
                     continue
                 reported = self._reported(sound, cohort, published.threshold)
                 sent, size, commit = self._coded(reported, cohort.iteration)
+                if self._private:
+                    sent = sent.with_vectors(self._protection.admit(sent.vectors, self.layout))
                 bytes_up += size
                 contributions = [
                     self._strategy.contribution(self.layout, update).scaled(factors[client])
@@ -164,7 +171,10 @@ class Learning:
             raise NothingToApply(f"all {len(uploads)} uploads were refused", refused, bytes_up)
         staleness = sum(slot.staleness for slot in uploads) / len(uploads)
         try:
-            self.state, learned = self._next(total, kept, Learned(0, 0, 0.0, bytes_up, staleness, refused))
+            clipped = self._clipped / len(uploads) if self._private else None
+            self.state, learned = self._next(
+                total, kept, Learned(0, 0, None, bytes_up, staleness, refused, clipped)
+            )
         except StateRefused as error:
             raise NothingToApply(str(error), refused, bytes_up) from error
         oldest = version + 1
@@ -182,12 +192,14 @@ class Learning:
         """The next state, and ``learned`` with what the uploads say of themselves. Raises StateRefused."""
         if self._strategy.needs == "sum":
             generator = device_generator(self._seed, EVERYONE, self.state.iteration, RELEASE)
-            total = self._protection.release(total, self.layout, SeededRandomness(generator))
-            return self._strategy.apply(self.state, total), replace(
+            state, total = apply_sum(
+                self._strategy, self._protection, self.state, total, SeededRandomness(generator)
+            )
+            return state, replace(
                 learned,
                 clients=total.clients,
                 examples=total.scalars["examples"],
-                loss=total.mean_scalar("loss"),
+                loss=None if self._private else total.mean_scalar("loss"),
             )
         contributions = [contribution for _, _, contribution in sorted(kept, key=lambda one: one[:2])]
         weight = sum(c.weight for c in contributions)
@@ -195,7 +207,7 @@ class Learning:
             learned,
             clients=len(contributions),
             examples=sum(c.examples for c in contributions),
-            loss=sum(c.loss * c.weight for c in contributions) / weight,
+            loss=None if self._private else sum(c.loss * c.weight for c in contributions) / weight,
         )
 
     def _cohorts(
@@ -239,13 +251,15 @@ class Learning:
 
     def _reported(self, trained: Trained, cohort: Cohort, threshold: float | None) -> Trained:
         """What devices may send of what they learned, with noise from the simulation's seed."""
-        if self._protection.section.mechanism == "none":
+        if not self._private:
             return trained
         sources = [
             SeededRandomness(device_generator(self._seed, client, cohort.iteration, REPORT))
             for client in trained.clients.tolist()
         ]
         reported = self._protection.report(trained.vectors, self.layout, sources, cohort.start, threshold)
+        if reported.clipped is not None:
+            self._clipped += int(np.count_nonzero(reported.clipped))
         return replace(trained.quiet(), vectors=reported.vectors, bits=reported.bits)
 
     def _coded(

@@ -16,6 +16,7 @@ from typing import Final
 
 from federated.compression import BodyRefused
 from federated.privacy.randomness import SYSTEM
+from federated.privacy.server import apply_sum
 from federated.rounds import Desk, JobUnknown, RecordRefused, Slot, Store, StoreUnavailable, Task
 from federated.strategies import StateRefused
 from federated.sums import Contribution, ContributionRefused, Sum, SumMismatch, add_all
@@ -174,10 +175,11 @@ class Aggregator:
                 received += int.from_bytes(body[:_COUNT_BYTES], "little")
                 total.merge(Sum.from_bytes(body[_COUNT_BYTES:], job.layout.size, job.bounds, job.vectors))
             # A merge that is tried again draws fresh noise; one attempt alone is ever published.
-            total = job.protection.release(total, job.layout, SYSTEM)
-            state, loss = job.strategy.apply(state, total), total.mean_scalar("loss")
+            state, released = apply_sum(job.strategy, job.protection, state, total, SYSTEM)
+            loss = released.mean_scalar("loss")
         publish(self._store, job, header.version + 1, task.attempt, state, header.attempt)
-        keep_figures(self._store, keys, task.iteration, Figures(received, loss))
+        private = job.protection.section.mechanism != "none"  # then nobody says how well it learns
+        keep_figures(self._store, keys, task.iteration, Figures(received, None if private else loss))
         self.done.merges += self._desk.deliver(task, self._clock())
 
     def _sorted(self, slots: Sequence[Slot]) -> tuple[list[Contribution], int]:

@@ -14,10 +14,11 @@ _PAGE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``upload_bytes`` of the bodies that were summed, and their mean training ``loss``."""
+    """``upload_bytes`` of the bodies that were summed, and their mean training ``loss`` (None: clients keep it to
+    themselves)."""
 
     upload_bytes: int
-    loss: float
+    loss: float | None
 
 
 def keep_figures(store: Store, keys: Keys, iteration: int, figures: Figures) -> None:

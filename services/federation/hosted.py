@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,12 +12,14 @@ from federated.job import IntoSection
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import decode_update, most_payload, shared_seed, split_bit
+from federated.privacy.clipping import NotFinite
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.section import SecureAggregationSection
+from federated.privacy.server import first_state
 from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
 from federated.selection import Selection
 from federated.strategies import ServerState, Strategy
-from federated.sums import Bounds, Contribution, Sum, check
+from federated.sums import Bounds, Contribution, ContributionRefused, Sum, check
 from federated.weights import Array
 
 
@@ -79,7 +82,7 @@ class HostedJob:
         """The state before the first iteration, from ``weights`` [D]; else a function of the job alone."""
         if weights is None:
             weights = self.model.initial(device_generator(self.seed, 0, 0, INITIAL))
-        return self.strategy.init(self.layout, weights)
+        return first_state(self.strategy, self.protection, self.layout, weights)
 
     def empty_sum(self) -> Sum:
         """For an iteration's contributions, or a part of them."""
@@ -93,10 +96,22 @@ class HostedJob:
         shared = shared_seed(self.seed, started)
         bit, body = split_bit(body, self.protection.answers)
         decoded = decode_update(self.scheme, body, self.vectors, self.layout.size, shared)
-        whole = self.strategy.contribution(self.layout, Update(decoded, examples, steps, loss, bit))
+        update = Update(decoded, examples, steps, loss, bit)
+        if self.protection.section.mechanism != "none":
+            update = self._admitted(decoded, bit)
+        whole = self.strategy.contribution(self.layout, update)
         contribution = whole.scaled(self.settings.weight(1, staleness)) if staleness else whole
         check(contribution, self.layout.size, self.bounds, self.vectors)
         return contribution
+
+    def _admitted(self, decoded: Mapping[str, Array], bit: int | None) -> Update:
+        """A private report: what it counts as is fixed, whatever the client claims."""
+        rows = {name: vector[None] for name, vector in decoded.items()}
+        try:
+            admitted = self.protection.admit(rows, self.layout)
+        except NotFinite as error:
+            raise ContributionRefused("not_finite", str(error)) from error
+        return Update({name: vector[0] for name, vector in admitted.items()}, 1, 1, 0.0, bit)
 
     def contribution_of(self, slot: Slot, body: bytes) -> Contribution:
         """What a counted upload adds."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from federated.compression import Held, difference, receive, snap
 from federated.device import Instructions
+from federated.privacy.server import instructions_of
 from federated.rounds import Desk, Keys, Store, read
 from federated.strategies import ServerState
 from federated.weights import Array
@@ -142,7 +143,7 @@ class Versions:
     def _load(self, version: int, attempt: int) -> _Version:
         job = self._job
         state = load_state(self._store, job, version, attempt)
-        asked = job.strategy.instructions(state)
+        asked = instructions_of(job.strategy, job.protection, state)
         vectors = {name: state.vectors[name].astype(np.float32) for name in asked.vectors}
         if job.grid is None:
             held, whole = None, np.asarray(state.weights, "<f4").tobytes()
