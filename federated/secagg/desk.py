@@ -8,6 +8,7 @@ iteration's prefix, so that the rounds' sweep takes it along.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from federated.rounds.keys import Keys
@@ -44,6 +45,7 @@ class SecAggDesk:
         self.plan = session.plan
         self._prefix = Keys(context.job).iteration(context.iteration) + "secagg/"
         self._header = self._prefix + "header"
+        self._filling = threading.Lock()
         self._board: Board | None = None
         self._loaded: set[Stage] = set()
         self._consents: dict[int, bytes] = {}
@@ -152,6 +154,19 @@ class SecAggDesk:
             return board.survived()
         return board.signatures(position, self._consents)
 
+    def shared(self, client: str) -> bool:
+        """Whether the client's masked vector may count: it answered SHARE before that closed. False while SHARE is
+        open."""
+        stored, body = read(self.store, [self._header, self._entry(client)])
+        header, entry = self._parsed(stored), _entry(body)
+        if entry is None or header.stage <= Stage.SHARE or header.stage is Stage.FAILED:
+            return False
+        return wire.is_member(header.answered(Stage.SHARE), entry.position)
+
+    def most_bytes(self, stage: Stage) -> int:
+        """The longest body that a client may send for ``stage``."""
+        return self.plan.masked_bytes if stage is Stage.MASKED else wire.most_bytes(stage, self.plan.most)
+
     # The sum.
 
     def survivors(self) -> tuple[str, ...]:
@@ -214,14 +229,16 @@ class SecAggDesk:
         """The board with every stage before the header's."""
         if header.stage is Stage.ADVERTISE:
             raise SessionUnknown("the roster is not closed yet")
-        if self._board is None:
-            bodies = self._answers(Stage.ADVERTISE, range(header.clients))
-            self._board = Board(self.plan, self.context, tuple(_roster_entry(*pair) for pair in bodies.items()))
-        for stage in self.plan.stages[1:]:
-            if header.stage > stage and stage not in self._loaded:
-                self._load(self._board, header, stage)
-                self._loaded.add(stage)
-        return self._board
+        with self._filling:
+            if self._board is None:
+                bodies = self._answers(Stage.ADVERTISE, range(header.clients))
+                entries = tuple(_roster_entry(*pair) for pair in bodies.items())
+                self._board = Board(self.plan, self.context, entries)
+            for stage in self.plan.stages[1:]:
+                if header.stage > stage and stage not in self._loaded:
+                    self._load(self._board, header, stage)
+                    self._loaded.add(stage)
+            return self._board
 
     def _load(self, board: Board, header: Header, stage: Stage) -> None:
         members = header.members(stage)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar
 
 from federated.secagg.shamir import SHARE_BYTES
+from federated.secagg.stages import Stage
 
 VERSION: Final = 1
 KEY_BYTES: Final = 32
@@ -187,6 +188,12 @@ class Roster:
         return b"".join((_kind(self), head, *self.leaves, *(entry.to_bytes() for entry in self.entries)))
 
     @staticmethod
+    def moved(body: bytes, position: int) -> bytes:
+        """The same roster for the reader at ``position``."""
+        at = 1 + _COUNT.size
+        return body[:at] + _COUNT.pack(position) + body[at + _COUNT.size :]
+
+    @staticmethod
     def read(rest: _Reader) -> Roster:
         """Raises MessageRefused."""
         clients, position, listed, count = _ROSTER.unpack(rest.take(_ROSTER.size))
@@ -298,6 +305,19 @@ _KINDS: Final = {
 M = TypeVar("M", bound=Message)
 
 
+def most_bytes(stage: Stage, clients: int) -> int:
+    """The longest message of a client of ``clients`` for a stage."""
+    count = 1 + _COUNT.size
+    sizes = {
+        Stage.ADVERTISE: 1 + _SIGNED,
+        Stage.CHOOSE: count + _COUNT.size * clients,
+        Stage.SHARE: count + COMMITMENT_BYTES + SEALED_BYTES * clients,
+        Stage.CONSISTENT: 1 + SIGNATURE_BYTES,
+        Stage.UNMASK: count + SHARE_BYTES * clients,
+    }
+    return sizes[stage]
+
+
 def read_message(body: bytes) -> Message:
     """The message in ``body``. Allocates no more than a few times what ``body`` holds. Raises MessageRefused."""
     if not body:
@@ -335,6 +355,16 @@ def positions_of(bits: bytes, clients: int) -> tuple[int, ...]:
     if len(bits) != -(-clients // 8) or int.from_bytes(bits, "little") >> clients:
         raise MessageRefused(f"{len(bits)} bytes are no set among {clients} clients")
     return tuple(place for place in range(clients) if bits[place >> 3] >> (place & 7) & 1)
+
+
+def is_member(bits: bytes, position: int) -> bool:
+    """Whether ``position`` is in a bitmap."""
+    return bool(bits[position >> 3] >> (position & 7) & 1)
+
+
+def size_of(bits: bytes) -> int:
+    """How many are in a bitmap."""
+    return int.from_bytes(bits, "little").bit_count()
 
 
 class _Reader:

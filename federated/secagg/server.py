@@ -103,6 +103,7 @@ class Board:
     shared: bytes = b""
     survivors: bytes = b""
     sharings: Mapping[int, bytes] = field(default_factory=dict)
+    _whole: bytes = field(default=b"", repr=False)
     _places: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +156,9 @@ class Board:
     def roster(self, position: int) -> bytes:
         """The first thing that the client at ``position`` gets."""
         if self.plan.complete:
-            return wire.Roster(self.clients, position, (), self.entries).to_bytes()
+            if not self._whole:
+                self._whole = wire.Roster(self.clients, 0, (), self.entries).to_bytes()
+            return wire.Roster.moved(self._whole, position)
         partners = () if self.plan.choosing else self.around[position].partners
         entries = tuple(self.entries[other] for other in partners)
         return wire.Roster(self.clients, position, self.leaves, entries).to_bytes()

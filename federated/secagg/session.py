@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from federated.secagg.messages import bitmap, positions_of
+from federated.secagg.messages import bitmap, is_member, positions_of, size_of
 from federated.secagg.settings import Plan
 from federated.secagg.stages import Stage
 
@@ -153,8 +153,12 @@ class Session:
         return Header(clock=now, stage_at=now, expected=expected)
 
     def expect(self, header: Header, expected: int, now: float) -> Header:
-        """``expected`` clients were admitted, and no more will be."""
-        return self._settle(self._at(header, now)._replace(expected=expected))
+        """``expected`` clients were admitted, and no more will be: the window of ADVERTISE opens. Said again, it changes
+        nothing."""
+        header = self._at(header, now)
+        if header.stage is Stage.ADVERTISE and not header.expected:
+            header = header._replace(expected=expected, stage_at=header.clock)
+        return self._settle(header)
 
     def tick(self, header: Header, now: float) -> Header:
         """Apply the window, if it has run out by ``now``."""
@@ -182,7 +186,7 @@ class Session:
             header = header._replace(clients=header.clients + 1)
         else:
             assert entry is not None
-            header = _with(header, stage, (*header.members(stage), entry.position))
+            header = _with(header, stage, _added(header.answered(stage), entry.position))
         digests = (*entry.digests[:stage], digest, *entry.digests[stage + 1 :])
         return Decision(self._settle(header), entry._replace(digests=digests), Taken(), counted=True)
 
@@ -200,7 +204,8 @@ class Session:
         strangers = set(members) - set(header.members(Stage.SHARE))
         if strangers:
             raise ValueError(f"positions {sorted(strangers)[:10]} have shared no secrets")
-        return self._settle(self._close(_with(header, Stage.MASKED, members)))
+        bits = bitmap(members, header.clients)
+        return self._settle(self._close(_with(header, Stage.MASKED, bits)))
 
     def finish(self, header: Header, now: float) -> Header:
         """The sum is revealed."""
@@ -213,8 +218,9 @@ class Session:
         return self._at(header, now)._replace(stage=Stage.FAILED, reason=reason[:400])
 
     def deadline(self, header: Header) -> float | None:
-        """When the stage's window ends; None where there is none."""
-        timed = header.stage in self.plan.stages and (self.own_uploads or header.stage is not Stage.MASKED)
+        """When the stage's window ends; None where there is none: before it is known who was admitted, and where
+        others count the uploads."""
+        timed = self._closes_here(header.stage) and not (header.stage is Stage.ADVERTISE and not header.expected)
         return header.stage_at + self.plan.stage_window_s if timed else None
 
     # How stages close.
@@ -223,19 +229,23 @@ class Session:
         return header._replace(clock=max(header.clock, now))
 
     def _settle(self, header: Header) -> Header:
-        while (ends := self.deadline(header)) is not None:
-            if self._count(header) < self._due(header) and header.clock <= ends:
+        while self._closes_here(header.stage):
+            ends = self.deadline(header)
+            if self._count(header) < self._due(header) and (ends is None or header.clock <= ends):
                 break
             header = self._close(header)
         return header
 
+    def _closes_here(self, stage: Stage) -> bool:
+        return stage in self.plan.stages and (self.own_uploads or stage is not Stage.MASKED)
+
     def _count(self, header: Header) -> int:
-        return header.clients if header.stage is Stage.ADVERTISE else len(header.members(header.stage))
+        return header.clients if header.stage is Stage.ADVERTISE else size_of(header.answered(header.stage))
 
     def _due(self, header: Header) -> int:
         if header.stage is Stage.ADVERTISE:
-            return header.expected or self.plan.most
-        return len(header.members(self._before(header.stage)))
+            return min(header.expected or self.plan.most, self.plan.most)
+        return size_of(header.answered(self._before(header.stage)))
 
     def _before(self, stage: Stage) -> Stage:
         return self.plan.stages[self.plan.stages.index(stage) - 1]
@@ -261,7 +271,7 @@ class Session:
         if entry is not None:
             for before in self.plan.stages[1 : self.plan.stages.index(stage)]:
                 # Whoever missed a stage that is over has dropped out; one that is open may still be answered.
-                if before < header.stage and entry.position not in header.members(before):
+                if before < header.stage and not is_member(header.answered(before), entry.position):
                     return Refused("dropped", f"{before.name} ended without this client")
         if header.stage < stage:
             ends = self.deadline(header)
@@ -269,7 +279,12 @@ class Session:
         return None
 
 
-def _with(header: Header, stage: Stage, positions: Iterable[int]) -> Header:
-    bits = bitmap(positions, header.clients)
+def _with(header: Header, stage: Stage, bits: bytes) -> Header:
     fields = {_BITMAPS[stage]: bits}
     return Header(**{**header._asdict(), **fields})
+
+
+def _added(bits: bytes, position: int) -> bytes:
+    changed = bytearray(bits)
+    changed[position >> 3] |= 1 << (position & 7)
+    return bytes(changed)
