@@ -7,6 +7,8 @@ it. ``python -m federated.client`` runs it over HTTP; it needs Python and NumPy,
   and the server counts them once.
 - A lost network costs a wait that doubles up to a minute, with jitter, and the next server is tried.
 - A budget of seconds and bytes ends the loop between two steps; a step that would go beyond it is not begun.
+- Under a mechanism whose reports are private by themselves the device counts them, durably, and takes no further part
+  once its own privacy budget affords none; it believes no server on that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from federated.client_folder import DeviceFolder, Memory, Pending
+from federated.client_folder import DeviceFolder, LedgerUnreadable, Memory, Pending
 from federated.client_http import Answer, Call
 from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
 from federated.client_trainer import Trainer, client_number
@@ -32,6 +34,7 @@ from federated.device import (
 )
 from federated.frames import FrameRefused
 from federated.payload import encode_update, shared_seed
+from federated.privacy.budget import report_epsilon
 from federated.privacy.protection import report_update
 from federated.privacy.randomness import SYSTEM, Randomness
 from federated.rounds.messages import (
@@ -118,6 +121,10 @@ class Device:
             if now < self._wait.until:
                 return self._wait
             self._wait = None
+        if self._step in (_Step.START, _Step.MODEL, _Step.TRAIN):
+            self._done = self._spent_privacy()
+            if self._done is not None:
+                return self._done
         if self._step is _Step.TRAIN:
             return Train()
         call = self._call()
@@ -193,6 +200,8 @@ class Device:
         self._pending = Pending(
             admitted.iteration, admitted.ticket, update.examples, update.steps, update.loss, sent.body, after
         )
+        if protection.most_reports is not None:
+            self._folder.count_report()
         self._folder.keep_pending(self._pending)
         self._begin_upload()
 
@@ -225,6 +234,23 @@ class Device:
             return Call("HEAD", path, b"", headers)
         part = pending.body[self._offset : self._offset + self._terms.part_bytes]
         return Call("PUT", path, part, {**headers, "Upload-Offset": str(self._offset)})
+
+    def _spent_privacy(self) -> Done | None:
+        """The end, where another report would exceed this device's privacy budget."""
+        most = self._terms.protection.most_reports
+        if most is None:
+            return None
+        try:
+            reports = self._folder.reports()
+        except LedgerUnreadable as error:
+            return Done("budget", str(error))
+        if reports < most:
+            return None
+        section = self._terms.protection.section
+        spent = report_epsilon(section, reports)
+        return Done(
+            "budget", f"{reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}"
+        )
 
     def _affords(self, call: Call) -> bool:
         """Whether the step fits into what is left: its body, the longest reply there may be, and both heads. A round is

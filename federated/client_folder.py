@@ -3,15 +3,20 @@
 ``held``     the model that it downloaded last, from which the server sends differences
 ``pending``  an update that is trained and not yet accepted, with the memory that it leaves when it is
 ``memory``   what error feedback has not sent yet, and SCAFFOLD's control
+``reports``  how many private reports have left the device, where it keeps a budget of them
 
 An update is accepted by writing its memory, then forgetting it. A crash between the two sends it again; the server says
 that it had it, and the same memory is written again: nothing is counted or remembered twice.
+
+A report is counted before it is kept, so before it can leave; a crash between the two counts one that nobody got, never
+one too few. A count that cannot be read is not forgotten like the rest: the device takes no further part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +31,9 @@ _MEMORY = b"HWm1"
 _PENDING = b"HWp1"
 _VECTOR = "vector/"
 _BODY = "body"
+_LEDGER = b"HWr1"
+_REPORTS = struct.Struct("<4sQQ")
+_CHECK = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,10 @@ class Pending:
     loss: float
     body: bytes
     after: Memory
+
+
+class LedgerUnreadable(ValueError):
+    """The count of reports is there and cannot be read: how much of the budget is left is not known."""
 
 
 class DeviceFolder:
@@ -110,6 +122,23 @@ class DeviceFolder:
     def drop_pending(self) -> None:
         """Forget the update; the memory stays as it was before it."""
         self._write("pending", None)
+
+    def reports(self) -> int:
+        """How many reports have left, or may have. Raises LedgerUnreadable."""
+        body = self._read("reports")
+        if body is None:
+            return 0
+        if len(body) != _REPORTS.size or not body.startswith(_LEDGER):
+            raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
+        _, count, check = _REPORTS.unpack(body)
+        if check != count ^ _CHECK:
+            raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
+        return int(count)
+
+    def count_report(self) -> None:
+        """One more report may leave from now on."""
+        count = self.reports() + 1
+        self._write("reports", _REPORTS.pack(_LEDGER, count, count ^ _CHECK))
 
     def _unpacked(self, name: str, magic: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
         body = self._read(name)

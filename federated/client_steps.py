@@ -45,7 +45,8 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The loop has ended: ``finished``, by the budget's ``rounds``, ``seconds`` or ``bytes``, or ``refused``."""
+    """The loop has ended: ``finished``, by the budget's ``rounds``, ``seconds`` or ``bytes``, by its privacy
+    ``budget``, or ``refused``."""
 
     why: str
     detail: str = ""

@@ -68,6 +68,10 @@ def build(
         )
     model = model or job.make_model(federation.features, federation.classes)
     try:
+        job.make_protection().require_layout(model.layout())
+    except ValueError as error:
+        raise JobRefused(f"privacy: {error}") from error
+    try:
         habits = read_section(Habits, simulation.habits, "habits")
         availability = make_availability(simulation.availability, seed, share=simulation.share, trace=trace)
         engine = _engine(job, model)
@@ -101,6 +105,7 @@ def build(
         names=job.rounds.members,
         needs_facts=_looks_at_facts(selection),
         patience_s=simulation.patience_s,
+        most_reports=job.make_protection().most_reports,
     )
     made = Simulation(
         store,

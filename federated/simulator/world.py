@@ -100,7 +100,8 @@ class World:
 
     ``training`` gives the local training of a version, ``down_bytes`` (client, held version or −1, version) and
     ``up_bytes`` () the sizes of bodies. ``names`` are the clients' ids on the wire, their
-    numbers when absent. ``needs_facts`` says whether the selection looks at the device's state.
+    numbers when absent. ``needs_facts`` says whether the selection looks at the device's state. A client that has sent
+    ``most_reports`` takes no further part: its privacy budget is spent. What arrives late was sent, too.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class World:
         needs_facts: bool = False,
         grain_s: float = 0.5,
         patience_s: float = 86_400.0,
+        most_reports: int | None = None,
     ) -> None:
         if len(counts) != population.size:
             raise ValueError(f"{population.size} clients, but data of {len(counts)}")
@@ -141,6 +143,8 @@ class World:
         # A client is busy until then: in training (for ever, until its body arrives) or told to come back.
         self._free_at = np.where(counts > 0, 0.0, NEVER_S)
         self.held = np.full(population.size, -1, np.int32)
+        self.reports = np.zeros(population.size, np.int32)
+        self._most_reports = most_reports
         self._arrivals = self._arrivals_from(Position())
         desk.create()
 
@@ -160,7 +164,7 @@ class World:
         finished or stopped. Raises NobodyComes."""
         while True:
             header = self.desk.header()
-            if header.phase in (Phase.FINISHED, Phase.STOPPED):
+            if header.phase in (Phase.FINISHED, Phase.STOPPED) or self._spent(header):
                 return None
             if header.phase is Phase.AGGREGATING:
                 return Ready(header, self._uploaded(), self.now_s)
@@ -198,6 +202,21 @@ class World:
     def finished(self) -> bool:
         """Whether the job's last iteration has ended."""
         return self.desk.header().phase is Phase.FINISHED
+
+    @property
+    def spent(self) -> bool:
+        """Whether too few clients have any privacy budget left for another iteration."""
+        return self._spent(self.desk.header())
+
+    def _spent(self, header: Header) -> bool:
+        settings = self.desk.rounds.settings
+        buffered = settings.mode == "buffered"
+        begun = bool(header.starts) and not buffered  # its windows will end it
+        if self._most_reports is None or self._flights or self._early or begun:
+            return False
+        wanted = settings.buffer_size if buffered else settings.thresholds.starts_floor
+        left = (self._counts > 0) & (self.reports < self._most_reports)
+        return int(np.count_nonzero(left)) < wanted - header.uploads
 
     @property
     def oldest_in_flight(self) -> int | None:
@@ -316,11 +335,19 @@ class World:
                 heapq.heappush(self._flights, again)
             elif isinstance(reply, Accepted):
                 self._counted[flight.client, flight.iteration] = flight.version
-                self._free_at[flight.client] = reply.come_back_at
+                self._free_at[flight.client] = self._reported(flight.client, reply.come_back_at)
             else:
                 assert isinstance(reply, Refused)
                 self.tally.late += 1
-                self._free_at[flight.client] = NEVER_S if reply.come_back_at is None else reply.come_back_at
+                back_s = NEVER_S if reply.come_back_at is None else reply.come_back_at
+                self._free_at[flight.client] = self._reported(flight.client, back_s)
+
+    def _reported(self, client: int, back_s: float) -> float:
+        """When a client comes back that has sent one more report, and could at ``back_s``."""
+        self.reports[client] += 1
+        if self._most_reports is not None and self.reports[client] >= self._most_reports:
+            return NEVER_S
+        return back_s
 
     def _free(self, clients: npt.NDArray[np.int64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         return np.asarray(self._free_at[clients] <= times, np.bool_)
@@ -376,6 +403,7 @@ class World:
         columns: dict[str, npt.NDArray[Any]] = {
             "free_at": self._free_at,
             "held": self.held,
+            "reports": self.reports,
             "counted": np.array(counted, np.int64).reshape(-1, 3),
             "flight_times": np.array([f.at_s for f in flights], np.float64),
             "flights": np.array(
@@ -397,6 +425,7 @@ class World:
         self._arrivals = self._arrivals_from(Position(**values["arrivals"]))
         self._free_at = columns["free_at"].copy()
         self.held = columns["held"].copy()
+        self.reports = columns["reports"].copy()
         self._counted = {
             (client, iteration): version for client, iteration, version in columns["counted"].tolist()
         }
