@@ -23,6 +23,7 @@ import numpy as np
 
 from federated.client_folder import DeviceFolder, LedgerUnreadable, Memory, Pending
 from federated.client_http import Answer, Call
+from federated.client_secure import Next, SecureRound, ServerDistrusted, begin_round, mask_update
 from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
 from federated.client_trainer import Trainer, client_number
 from federated.compression import BaseUnknown, BodyRefused, Held, difference, receive
@@ -47,6 +48,7 @@ from federated.rounds.messages import (
     StartRequest,
     UploadRequest,
 )
+from federated.secagg.quantise import ValuesRefused
 from federated.selection import DeviceFacts
 from federated.weights import Array
 from federated.wire import decode_model, decode_reply, digest_of, encode_start, encode_upload
@@ -55,10 +57,13 @@ LONGEST_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 0.25
 _HEADS_BYTES = 768
 _ANEW_S = 1.0
+_WITHOUT_IT = frozenset({404, 409, 410, 422})
+"""Statuses of a stage that this device has missed: it takes part again from the next iteration on."""
 
 
 class _Step(Enum):
     START = "start"
+    STAGE = "stage of secure aggregation"
     MODEL = "model"
     TRAIN = "train"
     ASK_PARTS = "ask parts"
@@ -105,6 +110,8 @@ class Device:
         self._whole = True  # whether an upload's body travels with it
         self._round_bytes = 0
         self._round_began = 0
+        self._secure: SecureRound | None = None
+        self._missed = 0  # the last iteration that goes on without this device
         self._held = self._read_held()
         self._pending = folder.pending()
         if self._pending is not None:
@@ -158,8 +165,15 @@ class Device:
                 self._parts_there(answer)
             elif self._step is _Step.MODEL:
                 self._take_model(answer.body, now)
+            elif self._step is _Step.STAGE:
+                assert self._secure is not None
+                self._staged(self._secure.received(answer), now)
             else:
                 self._reply(decode_reply(answer.body, now), now)
+        except ServerDistrusted as error:
+            # Whatever it sends next, it is not to learn more.
+            self._drop()
+            self._done = Done("refused", str(error))
         except (FrameRefused, ValueError) as error:
             # The peer speaks another language, or the bytes were damaged: neither ends the device's life.
             self.lost(f"an answer that cannot be read: {error}", now)
@@ -182,15 +196,20 @@ class Device:
                 protection, update, layout, self._randomness, start, self._instructions.threshold
             )
         else:
-            self.spent.diverged += 1
-            self._step = _Step.START
-            self._wait = Wait(now + LONGEST_BACK_OFF_S * (0.5 + self._draw() / 2.0), "training diverged")
+            self._stand_aside(now, "training diverged")
             return
         generator = device_generator(self._terms.seed, self._number, admitted.iteration, COMPRESSION)
         shared = shared_seed(self._terms.seed, admitted.iteration)
         sent = encode_update(
             self._terms.scheme, update.vectors, generator, memory.residuals, shared, update.bit
         )
+        if self._secure is not None:
+            assert self._terms.secure is not None
+            try:
+                update, sent = mask_update(self._terms.secure, self._secure, update, sent)
+            except ValuesRefused as error:
+                self._stand_aside(now, f"what was learned cannot be masked: {error}")
+                return
         # c_i moves by what the server will read, so that both sides' controls stay the same.
         after = Memory(
             admitted.iteration,
@@ -205,6 +224,11 @@ class Device:
         self._folder.keep_pending(self._pending)
         self._begin_upload()
 
+    def _stand_aside(self, now: float, why: str) -> None:
+        self.spent.diverged += 1
+        self._step = _Step.START
+        self._wait = Wait(now + LONGEST_BACK_OFF_S * (0.5 + self._draw() / 2.0), why)
+
     # What to send.
 
     def _call(self) -> Call:
@@ -215,6 +239,9 @@ class Device:
             return Call(
                 "POST", f"{self._path}/start", encode_start(StartRequest(self._client, self._facts, held))
             )
+        if self._step is _Step.STAGE:
+            assert self._secure is not None
+            return self._secure.call()
         if self._step is _Step.MODEL:
             assert self._admitted is not None
             held_query = "" if self._held is None else f"?held={self._held.version}"
@@ -270,6 +297,8 @@ class Device:
             self._admitted = reply
             if self._pending is not None and self._pending.iteration == reply.iteration:
                 self._begin_upload()  # trained already, before a crash or at another server
+            elif self._terms.secure is not None:
+                self._begin_stages(reply, now)
             else:
                 self._step = _Step.MODEL
         elif isinstance(reply, Accepted):
@@ -293,6 +322,13 @@ class Device:
         self._round_bytes = self.spent.sent + self.spent.received - self._round_began
         self._step = _Step.START
         self._wait = Wait(reply.come_back_at, "accepted")
+        if self._secure is not None:
+            self._staged(self._secure.uploaded(), now)  # the others may need its shares
+        else:
+            self._round_over()
+
+    def _round_over(self) -> None:
+        self._step = _Step.START
         if self._budget.rounds is not None and self.spent.accepted >= self._budget.rounds:
             self._done = Done("rounds")
 
@@ -306,7 +342,12 @@ class Device:
 
     def _problem(self, answer: Answer, now: float) -> None:
         code = _code(answer.body)
-        if answer.status == 410 or code == "not_here":
+        if code == "stage_early":
+            self._wait = Wait(now + self._pause_s(), code)
+        elif code == "stage_over" or (self._step is _Step.STAGE and answer.status in _WITHOUT_IT):
+            self._drop()
+            self._miss(now, code)
+        elif answer.status == 410 or code == "not_here":
             self._step = _Step.START
             self._wait = Wait(now + _ANEW_S * (0.5 + self._draw()), code)
         elif code in ("body_missing", "offset_mismatch"):
@@ -374,6 +415,62 @@ class Device:
         self._folder.drop_pending()
         self._pending = None
         self._step = _Step.START
+        self._forget_masks()
+
+    # Secure aggregation.
+
+    def _begin_stages(self, admitted: Admitted, now: float) -> None:
+        assert self._terms.secure is not None
+        if admitted.iteration == self._missed:
+            self._step = _Step.START
+            self._wait = Wait(now + self._pause_s(), "the iteration goes on without this device")
+            return
+        if self._secure is None or self._secure.iteration != admitted.iteration:
+            self._forget_masks()
+            self._secure = begin_round(
+                self._terms.secure,
+                self._terms.job,
+                self._client,
+                self._path,
+                admitted.iteration,
+                admitted.ticket,
+            )
+        self._step = _Step.MODEL if self._secure.masking else _Step.STAGE
+
+    def _staged(self, following: Next, now: float) -> None:
+        """A stage has been answered, or has to be waited for."""
+        assert self._terms.secure is not None
+        assert self._secure is not None
+        self._step = _Step.STAGE
+        if following is Next.MASK:
+            self._step = _Step.MODEL
+        elif following is Next.WAIT:
+            self._wait = Wait(now + self._pause_s(), f"the others: {self._secure.stage.name.lower()}")
+        elif following is Next.OVER:
+            self._missed = self._secure.iteration  # it has done its part
+            self._forget_masks()
+            self._wait = Wait(now + self._pause_s(), "accepted")
+            self._round_over()
+        else:
+            self._wait = None
+
+    def _miss(self, now: float, why: str) -> None:
+        """The iteration goes on, or ends, without this device."""
+        if self._admitted is not None:
+            self._missed = self._admitted.iteration
+        self.spent.missed += 1
+        self._forget_masks()
+        self._step = _Step.START
+        self._wait = Wait(now + self._pause_s(), why)
+
+    def _pause_s(self) -> float:
+        pause_s = _ANEW_S if self._terms.secure is None else self._terms.secure.pause_s
+        return pause_s * (0.5 + self._draw())
+
+    def _forget_masks(self) -> None:
+        if self._secure is not None:
+            self._secure.close()
+            self._secure = None
 
     def _keep(self, held: Held | _Plain) -> None:
         self._held = held

@@ -3,6 +3,7 @@
 ``held``     the model that it downloaded last, from which the server sends differences
 ``pending``  an update that is trained and not yet accepted, with the memory that it leaves when it is
 ``memory``   what error feedback has not sent yet, and SCAFFOLD's control
+``signing-key`` and ``certificate``   who this device is, to the others of a job that does not trust its servers
 ``reports``  how many private reports have left the device, where it keeps a budget of them
 
 An update is accepted by writing its memory, then forgetting it. A crash between the two sends it again; the server says
@@ -140,6 +141,22 @@ class DeviceFolder:
         count = self.reports() + 1
         self._write("reports", _REPORTS.pack(_LEDGER, count, count ^ _CHECK))
 
+    def signing_seed(self) -> bytes | None:
+        """The secret that this device's signing key is made of."""
+        return self._read("signing-key")
+
+    def keep_signing_seed(self, seed: bytes) -> None:
+        """Keep it, for this user alone."""
+        self._write("signing-key", seed)
+
+    def certificate(self) -> bytes | None:
+        """The certificate of the signing key, and the registrar's public key."""
+        return self._read("certificate")
+
+    def keep_certificate(self, body: bytes) -> None:
+        """Keep them."""
+        self._write("certificate", body)
+
     def _unpacked(self, name: str, magic: bytes) -> tuple[dict[str, Any], dict[str, Array]] | None:
         body = self._read(name)
         if body is None:
@@ -161,7 +178,8 @@ class DeviceFolder:
             path.unlink(missing_ok=True)
             return
         part = path.with_suffix(".part")
-        with part.open("wb") as file:
+        # Updates, memories and keys are this device's own.
+        with open(part, "wb", opener=_private) as file:
             file.write(body)
             file.flush()
             os.fsync(file.fileno())
@@ -173,6 +191,10 @@ class DeviceFolder:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _vectors(memory: Memory) -> dict[str, Array]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +18,8 @@ import numpy as np
 from federated.client_device import Device, summary
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport, NetworkLost
+from federated.client_identity import IdentityRefused, certified_by_server, identity_of
+from federated.client_secure import SecureTerms
 from federated.client_steps import Budget, Done, Terms, Train, Wait
 from federated.client_trainer import NumpyTrainer, client_number
 from federated.job import FederatedJob, JobRefused, load_job
@@ -58,8 +62,15 @@ def fetch_job(transport: HttpTransport, job: str, clock: Clock, seconds: float) 
 
 
 def terms_of(job: FederatedJob) -> Terms:
-    """What ``job`` says that concerns its devices."""
+    """What ``job`` says that concerns its devices. Where it does not trust its servers, ``with_identity`` has the rest.
+    Raises JobRefused."""
     layout = job.make_model().layout()
+    masked = job.make_masked(layout)
+    if masked is not None and importlib.util.find_spec("cryptography") is None:
+        raise JobRefused(
+            f"job {job.job.name} asks for secure aggregation, which needs the package cryptography: "
+            "pip install cryptography"
+        )
     return Terms(
         job.job.name,
         job.job.seed,
@@ -67,7 +78,39 @@ def terms_of(job: FederatedJob) -> Terms:
         job.make_grid(layout),
         job.servers.part_bytes,
         job.make_protection(),
+        None if masked is None else SecureTerms(masked, job.rounds.come_back_min_s),
     )
+
+
+def with_identity(
+    terms: Terms,
+    job: FederatedJob,
+    client: str,
+    folder: DeviceFolder,
+    transport: HttpTransport,
+    clock: Clock,
+    *,
+    registrar: str = "",
+    certificate: str = "",
+    seconds: float = 30.0,
+) -> Terms:
+    """``terms`` with this device's signing key, for a job that does not trust its servers; others as they are.
+    ``registrar`` and ``certificate`` are in hexadecimal, as the operator gave them ("": as the job's file and the
+    servers say). Raises IdentityRefused and ValueError."""
+    if terms.secure is None or not terms.secure.masked.plan.malicious:
+        return terms
+    told = registrar or job.secure_aggregation.registrar
+    if registrar and job.secure_aggregation.registrar not in ("", registrar):
+        raise IdentityRefused(f"the job names another registrar, {job.secure_aggregation.registrar}")
+    identity, by = identity_of(
+        folder,
+        terms.job,
+        client,
+        certified_by_server(transport, terms.job, client, clock, seconds),
+        bytes.fromhex(told) if told else None,
+        bytes.fromhex(certificate) if certificate else None,
+    )
+    return replace(terms, secure=replace(terms.secure, identity=identity, registrar=by))
 
 
 def numpy_trainer(job: FederatedJob, client: str, inputs: Inputs, labels: Labels) -> NumpyTrainer:
@@ -176,6 +219,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=float("inf"),
         help="end before more than this is sent and received",
     )
+    parser.add_argument(
+        "--registrar", default="", help="public key (hex) of who certifies signing keys, as its operator told"
+    )
+    parser.add_argument(
+        "--signing-certificate",
+        default="",
+        help="this device's, from that operator (hex); else a server is asked",
+    )
     given = parser.parse_args(arguments)
     clock = Clock()
     began = clock.now()
@@ -188,14 +239,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:  # an address that is none, a file that cannot be read
         parser.exit(1, f"error: {error}\n")
     with connected as transport:
+        place = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         try:
             job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
             inputs, labels = own_rows(job, given.data)
+            folder = DeviceFolder(place)
+            terms = with_identity(
+                terms_of(job), job, given.client, folder, transport, clock,
+                registrar=given.registrar, certificate=given.signing_certificate,
+            )  # fmt: skip
         except (OSError, ValueError) as error:  # no such job, no such file, or rows that do not fit
             parser.exit(1, f"error: {error}\n")
-        folder = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         device = Device(
-            given.client, terms_of(job), numpy_trainer(job, given.client, inputs, labels), DeviceFolder(folder), began,
+            given.client, terms, numpy_trainer(job, given.client, inputs, labels), folder, began,
             random.SystemRandom().random, budget=Budget(given.rounds, given.budget_seconds, given.budget_bytes),
         )  # fmt: skip
         done = run_device(device, transport, clock, began + given.budget_seconds)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from federated.client_secure import SecureTerms
 from federated.compression import Grid, Scheme
 from federated.privacy.protection import Protection, Unprotected
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the job says that concerns its devices. ``scheme`` None: float32; ``grid`` None: whole models."""
+    """What the job says that concerns its devices. ``scheme`` None: float32; ``grid`` None: whole models; ``secure``
+    None: updates travel without masks."""
 
     job: str
     seed: int
@@ -19,6 +21,7 @@ class Terms:
     grid: Grid | None = None
     part_bytes: int = 2**20
     protection: Protection = field(default_factory=Unprotected)
+    secure: SecureTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,14 @@ class Done:
 
 @dataclass(slots=True)
 class Spent:
-    """What the loop has used and done so far. ``diverged``: trainings that came to NaN or infinity."""
+    """What the loop has used and done so far. ``diverged``: trainings that came to NaN or infinity;
+    ``missed``: stages of secure aggregation that came too late."""
 
     accepted: int = 0
     refused: int = 0
     lost: int = 0
     diverged: int = 0
+    missed: int = 0
     sent: int = 0
     received: int = 0
     upload_bytes: int = 0

@@ -29,6 +29,7 @@ from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggrega
 from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
+from federated.secagg.updates import MaskedUpdates, masked_updates
 from federated.sections import SectionRefused, read_section, unknown, write_tables
 from federated.selection import RULES, Capability, Everyone, FairnessCap, Selection, make_selection
 from federated.strategies import (
@@ -194,6 +195,9 @@ class FederatedJob:
             raise JobRefused("strategy: set rounds.max_examples, it caps what a client may claim everywhere")
         if "max_examples" in known:
             options["max_examples"] = self.rounds.max_examples
+            if self.secure_aggregation.protocol != "none":
+                # The ring holds whole weights up to it.
+                options["max_examples"] = min(self.rounds.max_examples, self.secure_aggregation.max_weight)
             if self.privacy.mechanism != "none":
                 options["max_examples"] = 1  # how many examples a client has is data: everyone weighs the same
         if "population" in known and self.population is not None:
@@ -243,6 +247,23 @@ class FederatedJob:
                 honest = fewest_honest(thresholds.uploads_floor, thresholds.starts_close, secure.colluding)
         return Circumstances(expected, honest, secure.step_bits)
 
+    def make_masked(self, layout: Layout) -> MaskedUpdates | None:
+        """How updates of ``layout`` travel under secure aggregation, with its plan proved; None where they travel
+        plain. Raises JobRefused."""
+        if self.secure_aggregation.protocol == "none":
+            return None
+        with _refusing("secure_aggregation"):
+            return masked_updates(
+                self.secure_aggregation,
+                self.privacy,
+                self.rounds,
+                self.make_strategy(),
+                layout,
+                self.make_scheme(),
+                self.job.seed,
+                answers=self.make_protection().answers,
+            )
+
     @property
     def population(self) -> int | None:
         """How many clients there are, if the file says."""
@@ -262,6 +283,8 @@ class FederatedJob:
         self._check_selection(selection)
         self._check_population()
         self._check_protection(strategy)
+        if self.data.items or (self.data.features and self.data.classes):
+            self.make_masked(self.make_model().layout())
         self._check_simulation()
         if self.into.model and self.model.name != "items":
             raise JobRefused(

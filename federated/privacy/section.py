@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ Mechanism = Literal[
 ]
 LOCAL: frozenset[Mechanism] = frozenset({"local_gaussian", "local_laplace", "signds"})
 """What leaves the device is private by itself."""
+_KEY = re.compile("[0-9a-f]{64}")
 DISTRIBUTED: frozenset[Mechanism] = frozenset({"distributed_gaussian", "distributed_skellam"})
 """Only the sum of many devices' noise is enough."""
 
@@ -94,7 +96,8 @@ class SecureAggregationSection:
 
     Values are clipped to ``clip`` each and rounded to multiples of 2**-``step_bits``; weights are whole, at most
     ``max_weight``. A stage of the protocol lasts at most ``stage_window_s``. ``simulate``: the simulator adds the same
-    numbers without masks ("sums"), or makes every message ("protocol").
+    numbers without masks ("sums"), or makes every message ("protocol"). ``registrar`` is the public key, in
+    hexadecimal, of the operator who certifies the devices' signing keys (malicious; "": the servers do).
     """
 
     protocol: Literal["none", "secagg", "secagg+"] = "none"
@@ -106,6 +109,7 @@ class SecureAggregationSection:
     clip: float = 8.0
     step_bits: int = 16
     max_weight: int = 64
+    registrar: str = ""
     stage_window_s: float = 60.0
     simulate: Literal["sums", "protocol"] = "sums"
 
@@ -118,6 +122,10 @@ class SecureAggregationSection:
         _require(0.0 < self.clip < math.inf, f"clip must be positive, not {self.clip}")
         _require(0 <= self.step_bits <= 30, f"step_bits must be 0 to 30, not {self.step_bits}")
         _require(self.max_weight >= 1, f"max_weight must be at least 1, not {self.max_weight}")
+        _require(
+            not self.registrar or _KEY.fullmatch(self.registrar) is not None,
+            "registrar must be a public key: 64 hexadecimal digits",
+        )
         _require(0.0 < self.stage_window_s < math.inf, "stage_window_s must be positive")
 
 

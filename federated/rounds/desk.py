@@ -257,7 +257,17 @@ class Desk:
         What came in while an earlier buffer was aggregated was expected to be a version older than it is if that
         aggregation failed: staleness and weight are those of the version that the sum is applied to.
         """
-        keys = [self.keys.slot(task.iteration, index) for index in range(task.first, task.last)]
+        return self._slots(task.iteration, task.first, task.last)
+
+    def slots_of(self, iteration: int, count: int) -> list[Slot]:
+        """The first ``count`` uploads that were counted for an iteration. Raises RecordRefused when one is missing."""
+        found: list[Slot] = []
+        for first in range(0, count, MOST_REQUESTS):
+            found += self._slots(iteration, first, min(first + MOST_REQUESTS, count))
+        return found
+
+    def _slots(self, iteration: int, first: int, last: int) -> list[Slot]:
+        keys = [self.keys.slot(iteration, index) for index in range(first, last)]
         header, found = self.store.transact(
             [self.keys.header, *keys],
             lambda values: ({}, (self._header(values), [values[key] for key in keys])),
@@ -266,7 +276,7 @@ class Desk:
         if self.rounds.settings.mode == "buffered":
             slots = [self._aged(slot, header.version - slot.version) for slot in slots]
         if len(slots) != len(keys):
-            raise RecordRefused(f"{len(keys) - len(slots)} slots of iteration {task.iteration} are missing")
+            raise RecordRefused(f"{len(keys) - len(slots)} slots of iteration {iteration} are missing")
         return slots
 
     def _aged(self, slot: Slot, staleness: int) -> Slot:

@@ -126,6 +126,13 @@ def join(
         float, typer.Option(help="End before more than this is sent and received.")
     ] = float("inf"),
     torch: Annotated[bool, typer.Option("--torch", help="Train with torch instead of NumPy.")] = False,
+    registrar: Annotated[
+        str,
+        typer.Option(metavar="HEX", help="Public key of who certifies signing keys, as its operator told you."),
+    ] = "",
+    signing_certificate: Annotated[
+        str, typer.Option(metavar="HEX", help="This device's, from that operator. Left out: a server is asked.")
+    ] = "",
 ) -> None:
     """Take part in a federated job as one device: download, train here, upload, until the job is over.
 
@@ -136,7 +143,8 @@ def join(
     from federated.client_device import Device, summary
     from federated.client_folder import DeviceFolder
     from federated.client_http import Clock, HttpTransport
-    from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of
+    from federated.client_identity import IdentityRefused
+    from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of, with_identity
     from federated.client_steps import Budget
     from federated.job import JobRefused
     from services.cli.output import note, print_json, waiting
@@ -169,12 +177,24 @@ def join(
             ) from error
         trainer = _trainer(found, client, data, torch, options.settings())
         folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")
+        kept = DeviceFolder(folder)
+        try:
+            terms = with_identity(
+                terms_of(found), found, client, kept, transport, clock,
+                registrar=registrar, certificate=signing_certificate,
+            )  # fmt: skip
+        except (IdentityRefused, JobRefused, ValueError) as error:
+            raise CommandFailed(
+                Exit.BAD_INPUT,
+                str(error),
+                "`headwater fl identity` prints the key to certify, `headwater fl certify` certifies it.",
+            ) from error
         budget = Budget(rounds, budget_seconds, budget_bytes)
         device = Device(
             client,
-            terms_of(found),
+            terms,
             trainer,
-            DeviceFolder(folder),
+            kept,
             began,
             random.SystemRandom().random,
             budget=budget,

@@ -12,17 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from federated.compression import BodyRefused
 from federated.privacy.randomness import SYSTEM
 from federated.privacy.server import apply_sum
 from federated.rounds import Desk, JobUnknown, RecordRefused, Slot, Store, StoreUnavailable, Task
+from federated.secagg.ring import RingRefused
 from federated.strategies import StateRefused
 from federated.sums import Contribution, ContributionRefused, Sum, SumMismatch, add_all
 from services.federation.batches import load_batch
 from services.federation.figures import Figures, keep_figures
 from services.federation.hosted import HostedJob
+from services.federation.masked_sums import MaskedSums
+from services.federation.secure import MasksStay, SecureRounds
 from services.federation.versions import VersionGone, load_state, publish
 
 CHUNK_BYTES: Final = 64 * 2**20
@@ -58,6 +62,7 @@ class Aggregator:
         name: str,
         clock: Callable[[], float] = time.time,
         chunk_bytes: int = CHUNK_BYTES,
+        secure: SecureRounds | None = None,
     ) -> None:
         self._store = store
         self._job = job
@@ -65,6 +70,8 @@ class Aggregator:
         self._name = name
         self._clock = clock
         self._chunk = max(1, chunk_bytes // (4 * max(1, job.layout.size) * len(job.vectors)))
+        self._secure = secure
+        self._masked = None if secure is None else MaskedSums(store, job, desk, secure)
         self.done = Done()
         self.wake = threading.Event()
 
@@ -86,7 +93,8 @@ class Aggregator:
 
     def step(self) -> bool:
         """Do one task, if there is one. Raises StoreUnavailable and JobUnknown."""
-        task = self._desk.claim(self._name, self._clock())
+        merge = self._secure is None or self._secure.ready()
+        task = self._desk.claim(self._name, self._clock(), merge=merge)
         if task is None:
             return False
         began = time.perf_counter()
@@ -95,12 +103,17 @@ class Aggregator:
                 self._sum(task)
             else:
                 self._merge(task)
+        except MasksStay as error:
+            log.error("job %s: %s: %s", self._job.name, task, error)
+            assert self._secure is not None
+            self._secure.failed(task.iteration, str(error))
         except LeaseLost as error:
             log.info("job %s: %s", self._job.name, error)
         except (
             BodyRefused,
             ContributionRefused,
             RecordRefused,
+            RingRefused,
             StateRefused,
             SumMismatch,
             VersionGone,
@@ -122,18 +135,24 @@ class Aggregator:
         log.error("job %s: %s %d has failed %d times", self._job.name, task.kind, task.number, failures)
 
     def _sum(self, task: Task) -> None:
+        keys = self._job.keys
+        body = (
+            self._plain(task) if self._masked is None else self._masked.group(task, partial(self._hold, task))
+        )
+        self._store.put_blob(keys.partial(task.iteration, task.number, task.attempt), body)
+        self.done.groups += self._desk.deliver(task, self._clock())
+
+    def _plain(self, task: Task) -> bytes:
         total, received = self._job.empty_sum(), 0
         if self._job.strategy.needs == "sum":
             for chunk in self._chunks(self._desk.slots(task)):
                 received += self._add(total, chunk)
-                if not self._desk.renew(task, self._clock()):
-                    raise LeaseLost(
-                        f"group {task.number} of iteration {task.iteration} went to another server"
-                    )
-        keys = self._job.keys
-        body = received.to_bytes(_COUNT_BYTES, "little") + total.to_bytes()
-        self._store.put_blob(keys.partial(task.iteration, task.number, task.attempt), body)
-        self.done.groups += self._desk.deliver(task, self._clock())
+                self._hold(task)
+        return received.to_bytes(_COUNT_BYTES, "little") + total.to_bytes()
+
+    def _hold(self, task: Task) -> None:
+        if not self._desk.renew(task, self._clock()):
+            raise LeaseLost(f"group {task.number} of iteration {task.iteration} went to another server")
 
     def _add(self, total: Sum, slots: Sequence[Slot]) -> int:
         """Add what ``slots`` name; gives the bytes of their bodies."""
@@ -167,13 +186,7 @@ class Aggregator:
             state = job.strategy.apply_updates(state, contributions)
             loss = sum(c.loss * c.weight for c in contributions) / sum(c.weight for c in contributions)
         else:
-            total, received = job.empty_sum(), 0
-            for number, attempt in task.partials:
-                body = self._store.get_blob(keys.partial(task.iteration, number, attempt))
-                if body is None:
-                    raise RecordRefused(f"partial sum {number} of iteration {task.iteration} is missing")
-                received += int.from_bytes(body[:_COUNT_BYTES], "little")
-                total.merge(Sum.from_bytes(body[_COUNT_BYTES:], job.layout.size, job.bounds, job.vectors))
+            total, received = self._total(task) if self._masked is None else self._masked.total(task)
             # A merge that is tried again draws fresh noise; one attempt alone is ever published.
             state, released = apply_sum(job.strategy, job.protection, state, total, SYSTEM)
             loss = released.mean_scalar("loss")
@@ -181,6 +194,16 @@ class Aggregator:
         private = job.protection.section.mechanism != "none"  # then nobody says how well it learns
         keep_figures(self._store, keys, task.iteration, Figures(received, None if private else loss))
         self.done.merges += self._desk.deliver(task, self._clock())
+
+    def _total(self, task: Task) -> tuple[Sum, int]:
+        job, total, received = self._job, self._job.empty_sum(), 0
+        for number, attempt in task.partials:
+            body = self._store.get_blob(job.keys.partial(task.iteration, number, attempt))
+            if body is None:
+                raise RecordRefused(f"partial sum {number} of iteration {task.iteration} is missing")
+            received += int.from_bytes(body[:_COUNT_BYTES], "little")
+            total.merge(Sum.from_bytes(body[_COUNT_BYTES:], job.layout.size, job.bounds, job.vectors))
+        return total, received
 
     def _sorted(self, slots: Sequence[Slot]) -> tuple[list[Contribution], int]:
         found, received = [], 0

@@ -50,7 +50,7 @@ from services.federation.requests import (
 )
 
 _JOB: Final = "/v1/fl/jobs/{job}"
-_CLIENT: Final = "/v1/fl/jobs/{job}/clients/{client}"
+CLIENT: Final = "/v1/fl/jobs/{job}/clients/{client}"
 _JOB_BYTES: Final = 2**18
 _SMALL: Final = 256
 _MOST_BATCH: Final = 2**30
@@ -129,12 +129,12 @@ class DeviceRoutes:
     def routes(self) -> list[Route]:
         """All of them."""
         return [
-            Route(f"{_CLIENT}/start", self.start, methods=["POST"]),
-            Route(f"{_CLIENT}/models/{{version:int}}", self.model, methods=["GET"]),
-            Route(f"{_CLIENT}/poll", self.poll, methods=["POST"]),
-            Route(f"{_CLIENT}/uploads", self.upload, methods=["POST"]),
-            Route(f"{_CLIENT}/uploads/{{digest}}", self.part_there, methods=["HEAD"]),
-            Route(f"{_CLIENT}/uploads/{{digest}}", self.part, methods=["PUT"]),
+            Route(f"{CLIENT}/start", self.start, methods=["POST"]),
+            Route(f"{CLIENT}/models/{{version:int}}", self.model, methods=["GET"]),
+            Route(f"{CLIENT}/poll", self.poll, methods=["POST"]),
+            Route(f"{CLIENT}/uploads", self.upload, methods=["POST"]),
+            Route(f"{CLIENT}/uploads/{{digest}}", self.part_there, methods=["HEAD"]),
+            Route(f"{CLIENT}/uploads/{{digest}}", self.part, methods=["PUT"]),
         ]
 
     async def start(self, request: Request) -> Response:

@@ -27,6 +27,7 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.data.items,
         job.make_protection(),
         job.secure_aggregation,
+        job.make_masked(model.layout()),
     )
 
 

@@ -331,6 +331,10 @@ def require_edge(job: HostedJob) -> None:
         )
     if job.strategy.needs == "updates":
         raise EdgeRefused(f"{job.strategy.name} compares single updates: its devices need servers, not edges")
+    if job.masked is not None:
+        raise EdgeRefused(
+            "masks cancel over a whole cohort, not over a region: devices of this job need servers, not edges"
+        )
 
 
 def _client_of(key: str) -> str:

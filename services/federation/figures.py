@@ -15,10 +15,11 @@ _PAGE: Final = 256
 @dataclass(frozen=True, slots=True)
 class Figures:
     """``upload_bytes`` of the bodies that were summed, and their mean training ``loss`` (None: clients keep it to
-    themselves)."""
+    themselves); ``detail`` of why there is none."""
 
     upload_bytes: int
     loss: float | None
+    detail: str = ""
 
 
 def keep_figures(store: Store, keys: Keys, iteration: int, figures: Figures) -> None:

@@ -32,6 +32,8 @@ from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
 from services.federation.outbox import Outbox, Stack
 from services.federation.parts import Parts
+from services.federation.secure import SecureRounds
+from services.federation.signing import KeyTaken, certify
 from services.federation.versions import VersionGone, Versions
 
 P = ParamSpec("P")
@@ -64,7 +66,12 @@ class Host:
         self._clerk = Clerk(self.desk, pool, clock, most_waiting)
         self._versions = Versions(store, job, self.desk)
         self._attempts = Attempts()
-        self.aggregator = Aggregator(store, job, self.desk, name, clock)
+        self.secure: SecureRounds | None = None
+        if job.masked is not None:
+            self.secure = SecureRounds(
+                store, job, job.masked, self.desk, metrics, clock, lambda: self.aggregator.wake.set()
+            )
+        self.aggregator = Aggregator(store, job, self.desk, name, clock, secure=self.secure)
         self._stop = threading.Event()
         self._name = name
         self._worker: threading.Thread | None = None
@@ -107,7 +114,7 @@ class Host:
     async def model(self, version: int, base: int | None) -> bytes:
         """Model ``version`` as a frame, for a client that holds version ``base``. Raises Problem version_gone."""
         try:
-            form, body = await self._run(self._versions.download, version, base)
+            form, body = await self.run(self._versions.download, version, base)
         except VersionGone as error:
             raise Problem("version_gone") from error
         self._metrics.downloads.labels(self.job.name, form).inc()
@@ -121,14 +128,18 @@ class Host:
     async def upload(self, request: UploadRequest, payload: bytes | None) -> Reply:
         """A client's update asks to be counted; None: it is here already, from before or in parts. Raises Problem
         body_missing where it is not, upload_refused, foreign_ticket and too_many_bodies."""
-        self._check_ticket(request.client, request.iteration, request.ticket)
+        self.require_ticket(request.client, request.iteration, request.ticket)
         self._admit_body(request.client, request.iteration, request.digest)
-        await self._run(self._keep, request, payload)
+        if self.secure is not None:
+            await self.run(self.secure.require_upload, request.client, request.iteration)
+        await self.run(self._keep, request, payload)
         reply = await self._clerk.ask(request)
         outcome = reply.code if isinstance(reply, Refused) else type(reply).__name__.lower()
         if isinstance(reply, Accepted):
             outcome = "repeated" if reply.repeated else "accepted"
             self.aggregator.wake.set()
+            if self.secure is not None:
+                await self.run(self.secure.advance)
         self._metrics.uploads.labels(self.job.name, outcome).inc()
         return reply
 
@@ -136,19 +147,19 @@ class Host:
         self, client: str, iteration: int, ticket: bytes, digest: bytes, offset: int, body: bytes
     ) -> int:
         """A part of an update; gives how many bytes are here."""
-        self._check_ticket(client, iteration, ticket)
+        self.require_ticket(client, iteration, ticket)
         self._admit_body(client, iteration, digest)
         parts = Parts(self._store, self.job.keys, iteration, client, digest)
-        return await self._run(parts.take, offset, body, self.job.most_payload)
+        return await self.run(parts.take, offset, body, self.job.most_payload)
 
     async def parts_there(self, client: str, iteration: int, ticket: bytes, digest: bytes) -> int:
         """How many bytes of an update are here."""
-        self._check_ticket(client, iteration, ticket)
-        return await self._run(Parts(self._store, self.job.keys, iteration, client, digest).there)
+        self.require_ticket(client, iteration, ticket)
+        return await self.run(Parts(self._store, self.job.keys, iteration, client, digest).there)
 
     async def count_batch(self, edge: str, body: bytes) -> Mapping[str, Reply]:
         """An edge's sum: gives whose part is wrong, and why; nobody's: all are counted."""
-        return await self._run(self._count_batch, edge, body)
+        return await self.run(self._count_batch, edge, body)
 
     def _count_batch(self, edge: str, body: bytes) -> Mapping[str, Reply]:
         try:
@@ -156,7 +167,11 @@ class Host:
         except ValueError as error:
             self._metrics.refused.labels(self.job.name, "batch").inc()
             raise Problem("upload_refused", f"{error}") from error
-        if self.job.settings.mode == "buffered" or self.job.strategy.needs == "updates":
+        if (
+            self.job.settings.mode == "buffered"
+            or self.job.strategy.needs == "updates"
+            or self.job.masked is not None
+        ):
             raise Problem("upload_refused", "This job takes no sums: it needs each update by itself.")
         strangers = [
             m.client
@@ -174,7 +189,18 @@ class Host:
             log.info("job %s: a sum of %d uploads from edge %s", self.job.name, len(batch.members), edge)
         return wrong
 
-    def _check_ticket(self, client: str, iteration: int, ticket: bytes) -> None:
+    def certify(self, client: str, public: bytes) -> bytes:
+        """See ``signing.certify``. Raises Problem key_taken, and not_found where the servers certify nothing."""
+        section = self.job.secure
+        if not section.malicious or section.registrar:
+            raise Problem("not_found", "The servers certify no signing keys of this job.")
+        try:
+            return certify(self._store, self.job.keys, self.job.key, client, public)
+        except KeyTaken as error:
+            raise Problem("key_taken", f"{error}.") from error
+
+    def require_ticket(self, client: str, iteration: int, ticket: bytes) -> None:
+        """Raise Problem foreign_ticket unless ``client`` was admitted to ``iteration``."""
         # Nothing is stored for whoever has no ticket.
         if not self.job.rounds.tickets.valid(ticket, client, iteration):
             raise Problem("foreign_ticket")
@@ -195,7 +221,7 @@ class Host:
             if digest_of(payload) != request.digest:
                 raise Problem("body_missing", f"{len(payload)} bytes are here.")
         try:
-            self.job.contribution(payload, request.iteration, request.examples, request.steps, request.loss)
+            self.job.require_body(payload, request.iteration, request.examples, request.steps, request.loss)
         except (BodyRefused, ContributionRefused) as error:
             rule = error.rule if isinstance(error, ContributionRefused) else "body"
             self._metrics.refused.labels(self.job.name, rule).inc()
@@ -205,6 +231,7 @@ class Host:
         if parts is not None:
             parts.drop()
 
-    async def _run(self, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+    async def run(self, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+        """What ``function`` gives, run where it may block."""
         call = partial(function, *args, **named)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from federated.compression import Grid, Scheme
+from federated.compression import BodyRefused, Grid, Scheme
 from federated.device import INITIAL, LocalTraining, Update, device_generator
 from federated.job import IntoSection
 from federated.layout import Layout
@@ -17,6 +17,8 @@ from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.section import SecureAggregationSection
 from federated.privacy.server import first_state
 from federated.rounds import Keys, Rounds, RoundSettings, Slot, Tickets
+from federated.secagg.ring import RingRefused
+from federated.secagg.updates import MaskedUpdates
 from federated.selection import Selection
 from federated.strategies import ServerState, Strategy
 from federated.sums import Bounds, Contribution, ContributionRefused, Sum, check
@@ -28,7 +30,7 @@ class HostedJob:
     """``scheme`` None: uploads are float32. ``grid`` None: downloads are whole models in float32.
 
     ``key`` is the job's secret: it signs tickets and enrolments. Updates above ``part_bytes`` travel in parts. What is
-    learned about ``items`` goes on ``into`` a stack.
+    learned about ``items`` goes on ``into`` a stack. ``masked`` None: updates travel without masks.
     """
 
     name: str
@@ -46,6 +48,7 @@ class HostedJob:
     items: tuple[str, ...] = ()
     protection: Protection = field(default_factory=Unprotected)
     secure: SecureAggregationSection = field(default_factory=SecureAggregationSection)
+    masked: MaskedUpdates | None = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -76,6 +79,8 @@ class HostedJob:
     @cached_property
     def most_payload(self) -> int:
         """The longest body of an update."""
+        if self.masked is not None:
+            return self.masked.plan.masked_bytes
         return most_payload(self.scheme, len(self.vectors), self.layout.size, self.protection.answers)
 
     def first_state(self, weights: Array | None = None) -> ServerState:
@@ -103,6 +108,21 @@ class HostedJob:
         contribution = whole.scaled(self.settings.weight(1, staleness)) if staleness else whole
         check(contribution, self.layout.size, self.bounds, self.vectors)
         return contribution
+
+    def require_body(self, body: bytes, started: int, examples: int, steps: int, loss: float) -> None:
+        """Raise BodyRefused or ContributionRefused unless ``body`` can be summed. Of a masked one nothing but its
+        length can be said: a sum that its client has spoilt is seen once the masks are off."""
+        if self.masked is None:
+            self.contribution(body, started, examples, steps, loss)
+            return
+        if (examples, steps, loss) != (1, 1, 0.0):
+            raise ContributionRefused(
+                "examples", "a masked update counts as one example, its numbers are in the sum"
+            )
+        try:
+            self.masked.plan.ring.unpack(body, self.masked.plan.length)
+        except RingRefused as error:
+            raise BodyRefused(str(error)) from error
 
     def _admitted(self, decoded: Mapping[str, Array], bit: int | None) -> Update:
         """A private report: what it counts as is fixed, whatever the client claims."""

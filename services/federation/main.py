@@ -26,6 +26,7 @@ from services.federation.listening import serve_app
 from services.federation.metrics import FederationMetrics
 from services.federation.node import Node
 from services.federation.registry import Member
+from services.federation.secure_routes import SecureRoutes
 from services.federation.stores import open_round_store
 from services.listening import address_of, listen
 from services.settings import Settings, SettingsError, parse_address
@@ -89,6 +90,7 @@ def _app(federation: FederationSettings, node: Node, access: Access, metrics: Fe
         routes += DeviceRoutes(
             node.host, access, time.time, federation.max_body, federation.body_timeout
         ).routes()
+        routes += SecureRoutes(node.host, access, federation.body_timeout).routes()
     return assemble(routes, access, metrics)
 
 

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
+_STAGE_SECONDS: Final = (0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
+
 
 class FederationMetrics:
     """Counters, a histogram and gauges in a registry of their own."""
@@ -55,6 +57,18 @@ class FederationMetrics:
         self.refused = Counter(
             "headwater_federation_refused_bodies", "Bodies that broke a rule, by the rule.", ("job", "rule"),
             registry=self.registry,
+        )  # fmt: skip
+        self.secure_seconds = Histogram(
+            "headwater_federation_secure_stage_seconds",
+            "How long stages of secure aggregation lasted, as a server saw them.",
+            ("job", "stage"),
+            buckets=_STAGE_SECONDS,
+            registry=self.registry,
+        )
+        self.secure_failures = Counter(
+            "headwater_federation_secure_failures",
+            "Iterations whose masks could not come off, by the stage that failed.",
+            ("job", "stage"), registry=self.registry,
         )  # fmt: skip
 
         self.pushes = Counter(

@@ -109,9 +109,7 @@ class Node:
 
     def _log(self, host: Host) -> list[tuple[Closed, Figures | None, Pushed | None]]:
         ended = list(host.desk.log())
-        figures = read_figures(
-            self._store, host.job.keys, [closed.iteration for closed in ended if closed.valid]
-        )
+        figures = read_figures(self._store, host.job.keys, [closed.iteration for closed in ended])
         made = [closed.version for closed in ended if closed.valid] if host.job.into.model else []
         pushes = read_pushes(self._store, host.job.keys, made)
         return [
@@ -194,6 +192,8 @@ class Node:
         try:
             for closed in host.desk.tick(self._clock()):
                 log.info("job %s: iteration %d ended: %s", host.job.name, closed.iteration, closed.why.value)
+            if host.secure is not None:
+                host.secure.advance()
         except JobUnknown:
             log.info("job %s: dropped", host.job.name)
             with self._opening:
@@ -237,4 +237,5 @@ def _state(host: Host, header: Header) -> dict[str, Any]:
         "uploads_needed": thresholds.uploads_close,
         "strategy": host.job.strategy.name,
         "parameters": host.job.layout.size,
+        **({} if host.secure is None else {"stage": host.secure.stage(header)}),
     }

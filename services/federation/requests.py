@@ -67,7 +67,12 @@ def ticket_in(request: Request) -> tuple[int, bytes]:
     number = request.headers.get("x-iteration", "")
     if not number.isascii() or not number.isdecimal() or len(number) > 10:
         raise Problem.field("invalid_value", "X-Iteration", "is not a number")
-    return int(number), _hex(request.headers.get("x-ticket", ""), "X-Ticket")
+    return int(number), ticket_in_header(request)
+
+
+def ticket_in_header(request: Request) -> bytes:
+    """The ticket of a stage. Raises Problem invalid_value."""
+    return _hex(request.headers.get("x-ticket", ""), "X-Ticket")
 
 
 def number_in(request: Request, name: str) -> int | None:

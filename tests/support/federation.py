@@ -19,7 +19,7 @@ from support.service_process import Running, eventually, service
 from federated.client_device import Device
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport
-from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of
+from federated.client_run import fetch_job, numpy_trainer, run_device, terms_of, with_identity
 from federated.client_steps import Budget, Done
 from federated.client_trainer import Trainer, client_number
 from federated.compression import DownloadChain, receive
@@ -70,6 +70,7 @@ def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Arr
     chain = None if grid is None else DownloadChain.begin(grid, state.weights)
     residuals: dict[str, dict[str, Array]] = {client: {} for client in clients}
     controls = {client: np.zeros(layout.size, np.float32) for client in clients}
+    masked = job.make_masked(layout)
     for iteration in range(1, iterations + 1):
         start = state.weights if chain is None else chain.vector()
         asked = strategy.instructions(state)
@@ -92,6 +93,11 @@ def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Arr
             residuals[client] = sent.residuals
             if control is not None:
                 controls[client] = controls[client] + sent.decoded["control"]
+            if masked is not None:
+                total.add(
+                    masked.plain(Update(sent.decoded, update.examples, update.steps, update.loss), iteration)
+                )
+                continue
             read = decode_update(scheme, sent.body, strategy.summed, layout.size, shared)
             loss = float(np.float32(update.loss))
             total.add(strategy.contribution(layout, Update(read, update.examples, update.steps, loss)))
@@ -138,9 +144,11 @@ class Fleet:
             with self.transport(client) as transport:
                 clock = Clock()
                 job = fetch_job(transport, self.job, clock, 20.0)
+                folder = DeviceFolder(self.folder / client)
+                terms = with_identity(terms_of(job), job, client, folder, transport, clock)
                 device = Device(
-                    client, terms_of(job), self.trainers.get(client) or numpy_trainer(job, client, *rows(client)),
-                    DeviceFolder(self.folder / client), clock.now(), random.Random(client).random,
+                    client, terms, self.trainers.get(client) or numpy_trainer(job, client, *rows(client)),
+                    folder, clock.now(), random.Random(client).random,
                     budget=budget or Budget(seconds=90.0),
                 )  # fmt: skip
                 started.devices[client] = device
