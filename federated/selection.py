@@ -90,6 +90,31 @@ class Random:
 
 
 @dataclass(frozen=True, slots=True)
+class Poisson:
+    """Each client is drawn for each iteration with probability ``rate``, by a coin of its own that asking again does
+    not change (``Tickets.coin``): what the accounting of amplification by sampling assumes. Stands alone."""
+
+    name: ClassVar[str] = "poisson"
+    rate: float = 0.1
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise SelectionRefused(f"poisson: rate must be above 0 and below 1, not {self.rate}")
+
+    def judge(self, facts: DeviceFacts, draw: float, recent: int) -> str:
+        return "" if draw < self.rate else "not drawn for this iteration"
+
+    def mask(self, facts: Columns, draws: npt.NDArray[np.float64], recent: npt.NDArray[np.int64]) -> Flags:
+        flags: Flags = draws < self.rate
+        return flags
+
+    def expected(self, population: int) -> float:
+        """How many of ``population`` clients an iteration draws on average: what sums are divided by."""
+        return self.rate * population
+
+
+@dataclass(frozen=True, slots=True)
 class Eligible:
     """Devices that training does not disturb: enough battery, and as asked charging, unmetered and idle."""
 
@@ -202,7 +227,7 @@ class AllOf:
 
 
 RULES: Mapping[str, type[Selection]] = {
-    rule.name: rule for rule in (Everyone, Random, Eligible, Capability, FairnessCap)
+    rule.name: rule for rule in (Everyone, Random, Poisson, Eligible, Capability, FairnessCap)
 }
 
 
@@ -217,6 +242,10 @@ def make_selection(name: str, /, **options: float | int | bool) -> Selection:
         raise SelectionRefused(
             f"unknown or repeated selection {name!r}; known: {', '.join(RULES)}, joined by +"
         )
+    if len(names) > 1 and Poisson.name in names:
+        raise SelectionRefused(
+            f"selection {name!r}: poisson stands alone, since sums are divided by the count that it expects"
+        )
     left = set(options)
     rules = []
     for part in names:
@@ -226,6 +255,13 @@ def make_selection(name: str, /, **options: float | int | bool) -> Selection:
     if left:
         raise SelectionRefused(f"selection {name!r} has no option {', '.join(sorted(left))}")
     return rules[0] if len(rules) == 1 else AllOf(tuple(rules))
+
+
+def earned_sampling(mechanism: str, selection: Selection) -> float:
+    """The sampling rate that accounting may assume, 1 where none is earned. Only central noise earns from poisson
+    sampling: first-come clients are no random sample, and local and distributed noise protect against the servers, who
+    know whom they drew."""
+    return selection.rate if mechanism == "central_gaussian" and isinstance(selection, Poisson) else 1.0
 
 
 def _column(facts: Columns, name: str, rows: int) -> npt.NDArray[Any]:

@@ -88,10 +88,10 @@ class DistributedNoise:
 
 
 def fewest_honest(survivors: int, cohort: int, colluding: float) -> int:
-    """Honest devices among the fewest ``survivors`` that the servers can unmask, when a share of ``colluding`` of the
-    ``cohort`` that started works with them. Raises CalibrationRefused when none is left."""
-    # Of all who started, since the survivors may be chosen by whoever colludes.
-    honest = survivors - math.ceil(colluding * cohort - 1e-9)
+    """Honest devices among the fewest ``survivors`` that the servers can unmask, when at most a share of ``colluding``
+    of the ``cohort`` that started works with them. Raises CalibrationRefused when none is left."""
+    # Of all who started: whoever colludes may choose who survives. A whole number may fall short by a float's error.
+    honest = survivors - math.floor(colluding * cohort + 1e-9)
     if honest < 1:
         raise CalibrationRefused(
             f"{survivors} survivors, and {colluding:.0%} of {cohort} may work with the servers: no honest device's "

@@ -75,8 +75,9 @@ class Lifecycle:
         if header.phase is Phase.AGGREGATING:
             return header, ()
         needed = self.thresholds.uploads_close
-        if self.settings.kind == "cross_silo" and header.phase is Phase.UPDATING:
-            needed = header.starts  # who is absent by rule is not waited for
+        whole = self.settings.kind == "cross_silo" or self.settings.sampled
+        if whole and header.phase is Phase.UPDATING:
+            needed = header.starts  # who is absent by rule, or was not drawn, is not waited for
         if header.uploads >= needed:
             return self._aggregate(header, Event.UPLOADS_FULL, header.clock), ()
         return header, ()
@@ -84,7 +85,12 @@ class Lifecycle:
     def _aggregate(self, header: Header, event: Event, at: float) -> Header:
         phase = follow(header.phase, event)
         assert phase is not None
-        return header._replace(phase=phase, phase_at=at)
+        return header._replace(phase=phase, phase_at=at, releases=header.releases + 1)
+
+    def is_last(self, header: Header) -> bool:
+        """Whether no iteration may follow this one: it is the last, or its release takes the rest of the budget."""
+        most = self.settings.most_releases
+        return header.iteration >= self.settings.fl_iteration_num or 0 < most <= header.releases
 
     def end(self, header: Header, event: Event, at: float) -> tuple[Header, tuple[Closed, ...]]:
         """The iteration is over. One that nobody took part in leaves no trace and is not counted."""
@@ -101,6 +107,7 @@ class Lifecycle:
             header.uploads,
             header.began,
             at,
+            header.releases,
         )
         header = header._replace(
             iteration=header.iteration + 1,
@@ -110,6 +117,9 @@ class Lifecycle:
         if header.iteration > self.settings.fl_iteration_num:
             header = header._replace(iteration=self.settings.fl_iteration_num)
             return self.enter(header, Event.LAST, None, at), (closed,)
+        if 0 < self.settings.most_releases <= header.releases:
+            header = header._replace(iteration=closed.iteration)
+            return self.enter(header, Event.BUDGET, None, at), (closed,)
         if header.stop_wanted:
             return self.enter(header, Event.STOP, None, at), (closed,)
         return self.enter(header, self.next_event(), None, at), (closed,)

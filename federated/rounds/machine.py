@@ -33,7 +33,7 @@ from federated.rounds.phases import Event, Phase
 from federated.rounds.records import DIGEST_BYTES, Closed, Entry, Header, Slot
 from federated.rounds.settings import RoundSettings
 from federated.rounds.tickets import Tickets
-from federated.selection import Everyone, Selection
+from federated.selection import Everyone, Poisson, Selection
 
 _FIRST: Final = {"sync": Phase.STARTING, "over_selection": Phase.STARTING, "buffered": Phase.BUFFERING}
 MOST_EXAMPLES: Final = 2**32 - 1
@@ -76,6 +76,10 @@ class Rounds:
     life: Lifecycle = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.selection, Poisson) != bool(self.settings.sampled):
+            raise ValueError(
+                "selection poisson needs settings.sampled, the population, and nothing else has it"
+            )
         object.__setattr__(self, "life", Lifecycle(self.settings))
 
     def init(self) -> Header:
@@ -132,8 +136,12 @@ class Rounds:
             return header, entry, self._not_yet(header, draw, "full")
         if buffered and header.in_flight >= settings.max_concurrency:
             return header, entry, self._not_yet(header, draw, "busy")
-        why_not = self.selection.judge(request.facts, draw, recent)
+        drawn = self.tickets.coin(request.client, header.iteration) if settings.sampled else draw
+        why_not = self.selection.judge(request.facts, drawn, recent)
         if why_not:
+            if settings.sampled and header.opened_at is None:
+                # The window must not wait for somebody who was drawn: it may be that nobody was.
+                header = header._replace(opened_at=header.clock)
             return header, entry, self._not_yet(header, draw, "not_selected", why_not)
         return self._admit(header, request.client)
 
@@ -265,8 +273,7 @@ class Rounds:
         if staleness > self.settings.max_staleness:
             return self._refuse(header, draw, "too_stale", f"{staleness} versions old")
         if header.phase is Phase.AGGREGATING and (
-            header.next_uploads >= self.settings.buffer_size
-            or header.iteration >= self.settings.fl_iteration_num
+            header.next_uploads >= self.settings.buffer_size or self.life.is_last(header)
         ):
             return self._not_yet(header, draw, "aggregating")
         return None
@@ -371,6 +378,12 @@ class Rounds:
             header = self.life.enter(header, self.life.next_event(), header.phase, header.clock)
         return Decision(header, closed=closed)
 
+    def over(self, header: Header) -> str:
+        """Why the job is finished, "last" (iteration) or "budget"; empty while it is not."""
+        if header.phase is not Phase.FINISHED:
+            return ""
+        return (Event.BUDGET if 0 < self.settings.most_releases <= header.releases else Event.LAST).value
+
     # Replies.
 
     def _wrong_client(self, client: str) -> Refused | None:
@@ -401,8 +414,10 @@ class Rounds:
     def _come_back(self, header: Header, draw: float) -> float:
         """When asking again is likely of use: the end of the iteration as far as the last one tells, within the
         bounds set, spread by a quarter of the wait so that not all come at once."""
-        settings, now = self.settings, header.clock
-        if header.phase is Phase.STARTING and header.starts:
+        settings, now, ends = self.settings, header.clock, self.life.deadline(header)
+        if settings.sampled and header.phase is Phase.STARTING and ends is not None:
+            wait_s = ends - now  # nothing but its window ends it
+        elif header.phase is Phase.STARTING and header.starts:
             missing = self.life.thresholds.starts_close - header.starts
             wait_s = (now - header.began) * missing / header.starts
         elif header.phase is Phase.AGGREGATING or header.opened_at is None:
@@ -411,7 +426,6 @@ class Rounds:
             # Longer than the last one took, or the first of all: half as long again as it has lasted.
             expected_s, lasted_s = header.took_s, now - header.opened_at
             wait_s = expected_s - lasted_s if expected_s > lasted_s else lasted_s / 2
-        ends = self.life.deadline(header)
         if ends is not None:
             wait_s = min(wait_s, ends - now)
         wait_s = min(max(wait_s, settings.come_back_min_s), settings.come_back_max_s)

@@ -37,6 +37,7 @@ class Event(StrEnum):
     NEXT_SYNCHRONOUS = "next_synchronous"  # what follows the end of an iteration, valid or not
     NEXT_BUFFERED = "next_buffered"
     LAST = "last"
+    BUDGET = "budget"  # of privacy: one more release would exceed it
 
 
 class ImpossibleTransition(RuntimeError):
@@ -82,6 +83,7 @@ TRANSITIONS: Final[Mapping[Phase | None, Mapping[Event, Phase | None]]] = Mappin
             _E.NEXT_BUFFERED: _P.BUFFERING,
             _E.STOP: _P.STOPPED,
             _E.LAST: _P.FINISHED,
+            _E.BUDGET: _P.FINISHED,
         },
         _P.STOPPED: {
             _E.NEXT_SYNCHRONOUS: _P.STARTING,

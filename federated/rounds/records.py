@@ -31,7 +31,8 @@ class Header(NamedTuple):
     ``first_upload_at`` are None before they happen, ``phase_at`` is the phase's start. ``next_uploads`` counts for
     the buffer after the one being aggregated. ``flights`` counts clients in training by the slice of time in which
     they started, the newest (``flight_slice``) last. ``took_s`` is how long the last valid iteration took,
-    ``attempt`` which attempt at its aggregation made the model of ``version``.
+    ``attempt`` which attempt at its aggregation made the model of ``version``. ``releases`` counts iterations that
+    entered aggregation, whatever became of them: what is taken from a budget of privacy.
     """
 
     phase: Phase
@@ -51,6 +52,7 @@ class Header(NamedTuple):
     invalid: int = 0
     stop_wanted: bool = False
     attempt: int = 0
+    releases: int = 0
 
     @property
     def began(self) -> float:
@@ -154,7 +156,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How an iteration ended: what the log of a job consists of."""
+    """How an iteration ended: what the log of a job consists of. ``releases`` are those of the job so far."""
 
     iteration: int
     version: int
@@ -164,6 +166,7 @@ class Closed:
     uploads: int
     opened_at: float
     closed_at: float
+    releases: int = 0
 
     def to_bytes(self) -> bytes:
         """JSON, with the format's version first."""
@@ -181,15 +184,19 @@ class Closed:
 
 
 _HEADER_FIELDS = Header._fields
+_APPENDED = frozenset({"releases"})
 _ENTRY = struct.Struct("<BIIdi16s4x")
 _SLOT = struct.Struct("<BIII16sIIdIdI4x")
 
 
 def _json(body: bytes, names: tuple[str, ...]) -> dict[str, Any]:
+    """A record's fields. Those _APPENDED may be missing: an older version wrote it."""
     try:
         fields = json.loads(body)
     except ValueError:
         raise RecordRefused("a record is not JSON") from None
-    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT or set(fields) != set(names):
+    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
         raise RecordRefused(f"a record is not of format {FORMAT}")
+    if not set(names) - _APPENDED <= set(fields) <= set(names):
+        raise RecordRefused(f"a record has not the fields of format {FORMAT}")
     return fields

@@ -63,6 +63,12 @@ class RoundSettings:
     buffered mode the update window is the time that one client has, and the global window bounds the filling of one
     buffer: ``ceil(buffer_size · update_model_ratio)`` uploads are then enough.
     ``aggregation_time_window_s`` bounds the summing, ``aggregation_lease_s`` one server's hold on a part of it.
+
+    Two are not for a file: a job derives them (``FederatedJob.round_settings``). ``most_releases``: the job is finished
+    when so many iterations entered aggregation, since one more would exceed its budget of privacy (0: no limit).
+    ``sampled``: selection poisson draws each of so many clients by a coin of its own (0: first come, first served). The
+    start phase then ends by its window, at most so many start, all who did may upload, and an iteration closes when all
+    have; ``start_fl_job_threshold`` starts are the fewest.
     """
 
     start_fl_job_threshold: int = 0
@@ -88,6 +94,8 @@ class RoundSettings:
     aggregation_lease_s: float = 30.0
     aggregation_time_window_s: float = 600.0
     aggregation_attempts: int = 5
+    most_releases: int = 0
+    sampled: int = 0
 
     def __post_init__(self) -> None:
         for name in ("update_model_ratio", "over_selection"):
@@ -142,6 +150,9 @@ class RoundSettings:
                 self.mode == "buffered" or self.start_fl_job_threshold >= 1,
                 f"start_fl_job_threshold must be at least 1, not {self.start_fl_job_threshold}",
             )
+        _require(self.most_releases >= 0, "most_releases must not be negative")
+        if self.sampled:
+            self._check_sampled()
         if self.mode == "over_selection":
             _require(
                 self.thresholds.starts_close >= self.start_fl_job_threshold,
@@ -176,9 +187,26 @@ class RoundSettings:
             "leave it out",
         )
 
+    def _check_sampled(self) -> None:
+        _require(
+            self.mode == "sync" and self.kind == "cross_device",
+            f"selection poisson is for mode sync and kind cross_device, not {self.mode} and {self.kind}: whoever is "
+            "drawn takes part, be they many or few",
+        )
+        _require(
+            not self.early_uploads, "selection poisson: early_uploads would let the first close an iteration"
+        )
+        _require(
+            self.start_fl_job_threshold <= self.sampled,
+            f"start_fl_job_threshold {self.start_fl_job_threshold} is beyond the population of {self.sampled}",
+        )
+
     @property
     def thresholds(self) -> Thresholds:
         """The clients that open and close phases under these settings."""
+        if self.sampled:
+            fewest = share_of(self.start_fl_job_threshold, self.update_model_ratio)
+            return Thresholds(self.sampled, self.start_fl_job_threshold, self.sampled, fewest)
         if self.kind == "cross_silo":
             everyone = len(self.members)
             enough = everyone if self.absent == "void" else share_of(everyone, self.update_model_ratio)

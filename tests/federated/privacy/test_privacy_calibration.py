@@ -125,7 +125,8 @@ def test_the_dimension_enters() -> None:
 def test_noise_counts_for_the_fewest_honest_survivors_alone() -> None:
     assert fewest_honest(80, 100, 0.1) == 70
     assert fewest_honest(80, 100, 0.0) == 80
-    assert fewest_honest(67, 100, 1 / 3) == 33
+    assert fewest_honest(67, 100, 1 / 3) == 34
+    assert fewest_honest(50, 100, 0.29) == 21  # 29, where floats say 28.99…
     with pytest.raises(CalibrationRefused, match="no honest device"):
         fewest_honest(10, 100, 0.1)
     section = PrivacySection(mechanism="distributed_skellam")

@@ -26,7 +26,9 @@ from federated.rounds import (
     Task,
     UploadRequest,
 )
+from federated.selection import Poisson
 
+RATE = 0.5  # of those settings that draw clients
 CLIENTS = [f"client-{i}" for i in range(12)]
 client = st.sampled_from(CLIENTS)
 server = st.integers(0, 2)
@@ -46,6 +48,10 @@ SETTINGS = [
     },
     {"kind": "cross_silo", "members": tuple(CLIENTS[:5])},
     {"kind": "cross_silo", "members": tuple(CLIENTS[:5]), "absent": "proceed", "update_model_ratio": "0.5"},
+    {"start_fl_job_threshold": 3, "update_model_ratio": "0.7", "most_releases": 2},
+    {"mode": "buffered", "buffer_size": 3, "max_concurrency": 5, "most_releases": 3},
+    {"start_fl_job_threshold": 2, "update_model_ratio": "0.5", "sampled": len(CLIENTS)},
+    {"start_fl_job_threshold": 2, "update_model_ratio": "0.5", "sampled": len(CLIENTS), "most_releases": 2},
 ]
 WINDOWS = {
     "start_fl_job_time_window_s": 100.0, "update_model_time_window_s": 100.0, "global_iteration_time_window_s": 300.0,
@@ -58,7 +64,7 @@ class RoundsUnderFire(RuleBasedStateMachine):
 
     @initialize(which=st.sampled_from(SETTINGS))
     def begin(self, which: dict[str, Any]) -> None:
-        self.rounds = rounds(**(WINDOWS | which))
+        self.rounds = rounds(Poisson(RATE) if "sampled" in which else None, **(WINDOWS | which))
         self.store = MemoryStore()
         self.desks = [Desk(self.store, self.rounds) for _ in range(3)]
         self.desks[0].create()
@@ -68,6 +74,7 @@ class RoundsUnderFire(RuleBasedStateMachine):
         self.held: list[Task] = []
         self.merged: list[int] = []
         self.clock = 0.0
+        self.released = 0
         self.buffered = self.rounds.settings.mode == "buffered"
 
     def ask(self, number: int, requests: list[Request], late: float) -> list[Reply]:
@@ -80,6 +87,8 @@ class RoundsUnderFire(RuleBasedStateMachine):
     def note(self, request: Request, reply: Reply) -> None:
         if isinstance(reply, Admitted):
             place = (request.client, reply.iteration)
+            drawn = self.rounds.tickets.coin(*place) < RATE
+            assert drawn or not self.rounds.settings.sampled, "started without being drawn"
             assert reply.repeated == (place in self.tickets) or self.buffered, "started twice, or forgotten"
             assert self.tickets.setdefault(place, reply.ticket) == reply.ticket
             assert reply.repeated or place not in self.accepted
@@ -208,10 +217,26 @@ class RoundsUnderFire(RuleBasedStateMachine):
             assert 0 <= ended.closed_at - ended.opened_at <= longest
             if ended.valid:
                 assert ended.uploads >= self.rounds.settings.thresholds.uploads_floor
-        done = header.phase is Phase.FINISHED
-        assert done == (len(closed) == self.rounds.settings.fl_iteration_num)
+        done, most = header.phase is Phase.FINISHED, self.rounds.settings.most_releases
+        spent = bool(closed) and 0 < most <= closed[-1].releases
+        assert done == (len(closed) == self.rounds.settings.fl_iteration_num or spent)
         if not done:
             assert header.iteration == len(closed) + 1
+
+    @invariant()
+    def releases_never_pass_the_budget(self) -> None:
+        header, closed = self.desks[0].header(), list(self.desks[0].log())
+        most = self.rounds.settings.most_releases
+        assert header.releases >= self.released, "a release was forgotten"
+        self.released = header.releases
+        running = header.phase is Phase.AGGREGATING
+        assert header.version <= header.releases - running
+        assert [ended.releases for ended in closed] == sorted(ended.releases for ended in closed)
+        assert header.releases == (closed[-1].releases if closed else 0) + running
+        if most:
+            assert header.releases <= most
+        why = "budget" if 0 < most <= header.releases else "last"
+        assert self.rounds.over(header) == (why if header.phase is Phase.FINISHED else "")
 
     @invariant()
     def whatever_happens_time_alone_ends_the_iteration(self) -> None:
@@ -221,6 +246,8 @@ class RoundsUnderFire(RuleBasedStateMachine):
         after = header if decision is None else decision.header
         assert self.rounds.life.deadline(after) is None
         assert after.opened_at is None or after.phase in (Phase.STOPPED, Phase.FINISHED)
+        most = self.rounds.settings.most_releases
+        assert not most or after.releases <= most
 
 
 def test_rounds_under_fire() -> None:
