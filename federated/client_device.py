@@ -318,7 +318,8 @@ class Device:
         self._pending = None
         self.spent.accepted += 1
         self.spent.upload_bytes += len(pending.body)
-        self.spent.losses.append(pending.loss)
+        if self._terms.protection.section.mechanism == "none":  # else it is kept to itself
+            self.spent.losses.append(pending.loss)
         self._round_bytes = self.spent.sent + self.spent.received - self._round_began
         self._step = _Step.START
         self._wait = Wait(reply.come_back_at, "accepted")

@@ -27,7 +27,9 @@ CHECKPOINT = "checkpoint.npz"
 class Row:
     """One iteration as it ended. Times are virtual seconds but for ``wall_s``, which is this machine's and differs
     from run to run. ``bytes_up`` and ``bytes_down`` are those since the row before; ``metrics`` of the model after
-    it, where it was evaluated; uploads that were ``refused``, by rule; and the ``failure`` to make a version."""
+    it, where it was evaluated; uploads that were ``refused``, by rule; and the ``failure`` to make a version.
+    ``epsilon`` is what the job's privacy mechanism has cost after it (local ones: at the client that sent the most),
+    ``clipped`` the share of updates that were too long for its clip."""
 
     iteration: int
     version: int
@@ -48,6 +50,8 @@ class Row:
     metrics: dict[str, Any] | None = None
     wall_s: float = 0.0
     failure: str = ""
+    epsilon: float | None = None
+    clipped: float | None = None
 
 
 Evaluate = Callable[[Array], dict[str, Any]]
@@ -58,7 +62,7 @@ class Simulation:
 
     ``evaluate`` is called with the weights after every ``evaluate_every``-th version and after the last. With a
     ``folder`` a checkpoint is written every ``checkpoint_every`` iterations and at the end (0: never);
-    ``fingerprint`` names the settings.
+    ``fingerprint`` names the settings. ``epsilon`` says what the job has cost its clients so far.
     """
 
     def __init__(
@@ -72,12 +76,14 @@ class Simulation:
         folder: Path | None = None,
         checkpoint_every: int = 10,
         fingerprint: str = "",
+        epsilon: Callable[[World], float | None] = lambda world: None,
     ) -> None:
         if evaluate_every < 0 or checkpoint_every < 0:
             raise ValueError("evaluate_every and checkpoint_every must not be negative")
         self.store, self.world, self.learning = store, world, learning
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._folder, self._checkpoint_every, self._fingerprint = folder, checkpoint_every, fingerprint
+        self._epsilon = epsilon
         self.rows: list[Row] = []
         self._told = (0, 0, 0)  # of the world's tally, in the rows so far
 
@@ -144,6 +150,8 @@ class Simulation:
                 metrics if mine else None,
                 time.perf_counter() - since,
                 failure,
+                self._epsilon(self.world),
+                learned.clipped if mine and learned else None,
             )
             self._told = now
             down = dropped = late = 0
