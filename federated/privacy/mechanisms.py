@@ -5,6 +5,7 @@ from __future__ import annotations
 from federated.privacy.noised import CentralNoise, Circumstances, DistributedNoise, LocalNoise
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.section import DISTRIBUTED, PrivacySection
+from federated.privacy.signds import SignDS
 
 
 def make_protection(section: PrivacySection, around: Circumstances | None = None) -> Protection:
@@ -18,4 +19,6 @@ def make_protection(section: PrivacySection, around: Circumstances | None = None
         return CentralNoise(section, around)
     if section.mechanism in DISTRIBUTED:
         return DistributedNoise(section, around)
+    if section.mechanism == "signds":
+        return SignDS(section)
     raise ValueError(f"mechanism {section.mechanism} is not here")

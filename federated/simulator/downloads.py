@@ -104,7 +104,7 @@ class Downloads:
                 np.asarray(columns[f"published.{version}.weights"], np.float32),
                 LocalTraining(**training),
                 columns.get(f"published.{version}.control"),
-                values["thresholds"][version],
+                values.get("thresholds", {}).get(version),
             )
             for version, training in values["trainings"].items()
         }

@@ -7,6 +7,7 @@ from federated.strategies.frequency import AdaptiveFrequency
 from federated.strategies.optimisers import FedAdagrad, FedAdam, FedYogi
 from federated.strategies.robust import Median, MultiKrum, NormBound, TrimmedMean
 from federated.strategies.scaffold import Scaffold
+from federated.strategies.signds import SignVotes
 from federated.strategies.strategy import ServerState, StateRefused, Strategy, sum_for
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "NormBound",
     "Scaffold",
     "ServerState",
+    "SignVotes",
     "StateRefused",
     "Strategy",
     "TrimmedMean",

@@ -12,6 +12,7 @@ from federated.strategies.frequency import AdaptiveFrequency
 from federated.strategies.optimisers import FedAdagrad, FedAdam, FedYogi
 from federated.strategies.robust import Median, MultiKrum, NormBound, TrimmedMean
 from federated.strategies.scaffold import Scaffold
+from federated.strategies.signds import SignVotes
 from federated.strategies.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -31,6 +32,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Median,
         TrimmedMean,
         MultiKrum,
+        SignVotes,
     )
 }
 
