@@ -21,17 +21,28 @@ from federated.compression import Grid, Scheme, make_scheme
 from federated.device import LocalTraining
 from federated.layout import Layout
 from federated.models import Model, make_model
-from federated.privacy.calibration import fewest_honest
+from federated.privacy.accounting_statement import Exposure, most_releases
+from federated.privacy.calibration import DistributedNoise, fewest_honest
 from federated.privacy.mechanisms import make_protection
 from federated.privacy.noised import Circumstances, LocalNoise
 from federated.privacy.protection import Protection
 from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggregationSection
+from federated.privacy.signds import reports_of
 from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
 from federated.secagg.updates import MaskedUpdates, masked_updates
 from federated.sections import SectionRefused, read_section, unknown, write_tables
-from federated.selection import RULES, Capability, Everyone, FairnessCap, Selection, make_selection
+from federated.selection import (
+    RULES,
+    Capability,
+    Everyone,
+    FairnessCap,
+    Poisson,
+    Selection,
+    earned_sampling,
+    make_selection,
+)
 from federated.strategies import (
     STRATEGIES,
     AdaptiveFrequency,
@@ -40,6 +51,7 @@ from federated.strategies import (
     Median,
     MultiKrum,
     Scaffold,
+    SignVotes,
     Strategy,
     TrimmedMean,
     make_strategy,
@@ -199,12 +211,22 @@ class FederatedJob:
                 # The ring holds whole weights up to it.
                 options["max_examples"] = min(self.rounds.max_examples, self.secure_aggregation.max_weight)
             if self.privacy.mechanism != "none":
-                options["max_examples"] = 1  # how many examples a client has is data: everyone weighs the same
+                options["max_examples"] = (
+                    1  # how many examples a client has is data: everyone weighs the same
+                )
         if "population" in known and self.population is not None:
             options.setdefault("population", self.population)
         if kind is FedNova:
             for name in ("momentum", "proximal", "rate"):
                 options.setdefault(name, getattr(self.training, name))
+        if kind is SignVotes:
+            for name, told in (
+                ("server_rate", "sign_global_lr"),
+                ("magnitude_epsilon", "magnitude_epsilon"),
+            ):
+                if name in options:
+                    raise JobRefused(f"strategy: signds takes its {name} from privacy.{told}: set that")
+                options[name] = getattr(self.privacy, told)
         if self.training.steps is not None and kind is not None:
             # Everyone takes as many: who claims more, which FedNova would multiply every step by, gains nothing.
             options.setdefault("steps" if kind is AdaptiveFrequency else "max_steps", self.training.steps)
@@ -217,7 +239,10 @@ class FederatedJob:
             return make_selection(self.selection.name, **self.selection.options)
 
     def make_scheme(self) -> Scheme | None:
-        """How uploads are compressed, None for not at all. Raises JobRefused."""
+        """How uploads are compressed, None for not at all; SignDS's reports have a form of their own. Raises
+        JobRefused."""
+        if self.privacy.mechanism == "signds":
+            return reports_of(self.privacy)
         with _refusing("compression.upload"):
             return make_scheme(self.compression.upload) if self.compression.upload else None
 
@@ -237,10 +262,9 @@ class FederatedJob:
         honest. Raises JobRefused."""
         rounds, thresholds = self.rounds, self.rounds.thresholds
         expected: float = rounds.buffer_size if rounds.mode == "buffered" else thresholds.uploads_close
-        if self.selection.name == "poisson":
-            if self.population is None:
-                raise JobRefused("selection poisson divides by the clients it expects: set data.clients")
-            expected = float(self.selection.options["rate"]) * self.population
+        selection = self.make_selection()
+        if isinstance(selection, Poisson):
+            expected = selection.expected(self._drawn_rounds().sampled)
         secure, honest = self.secure_aggregation, 1
         if self.privacy.mechanism in DISTRIBUTED:
             with _refusing("privacy"):
@@ -253,16 +277,67 @@ class FederatedJob:
         if self.secure_aggregation.protocol == "none":
             return None
         with _refusing("secure_aggregation"):
+            noise = self.exposure(layout.size).noise
             return masked_updates(
                 self.secure_aggregation,
                 self.privacy,
-                self.rounds,
+                self._drawn_rounds(),
                 self.make_strategy(),
                 layout,
                 self.make_scheme(),
                 self.job.seed,
+                noise=noise,
                 answers=self.make_protection().answers,
             )
+
+    def make_rounds(self, dimension: int) -> RoundSettings:
+        """``rounds`` with what follows from the selection and, for models of D weights, from the budget of privacy.
+        Raises JobRefused."""
+        drawn = self._drawn_rounds()
+        with _refusing("privacy"):
+            return dataclasses.replace(drawn, most_releases=most_releases(self.exposure(dimension)))
+
+    def exposure(self, dimension: int, *, simulated: bool = False) -> Exposure:
+        """What the protection of models of D weights costs. Raises JobRefused."""
+        noise = None
+        if self.privacy.mechanism in DISTRIBUTED:
+            with _refusing("privacy"):
+                noise = DistributedNoise.of(
+                    self.privacy,
+                    dimension=dimension,
+                    step_bits=self.secure_aggregation.step_bits,
+                    honest=self._circumstances().honest,
+                )
+        return Exposure(
+            self.privacy,
+            self.rounds.fl_iteration_num,
+            earned_sampling(self.privacy.mechanism, self.make_selection()),
+            self.population,
+            noise,
+            simulated,
+        )
+
+    def _drawn_rounds(self) -> RoundSettings:
+        """``rounds`` as the selection has them. Raises JobRefused."""
+        selection = self.make_selection()
+        if self.rounds.sampled or self.rounds.most_releases:
+            raise JobRefused(
+                "rounds.sampled and rounds.most_releases are not set by hand: they follow from selection poisson with "
+                "data.clients, and from privacy.budget_epsilon"
+            )
+        if not isinstance(selection, Poisson):
+            return self.rounds
+        if self.population is None:
+            raise JobRefused("selection poisson divides by the clients it expects: set data.clients")
+        expected = selection.expected(self.population)
+        if self.rounds.start_fl_job_threshold > expected:
+            raise JobRefused(
+                f"rounds.start_fl_job_threshold {self.rounds.start_fl_job_threshold} is above the {expected:g} clients "
+                "that selection poisson draws on average: most iterations would be invalid; under poisson it is the "
+                "fewest that may start"
+            )
+        with _refusing("rounds"):
+            return dataclasses.replace(self.rounds, sampled=self.population)
 
     @property
     def population(self) -> int | None:
@@ -279,6 +354,7 @@ class FederatedJob:
         self.make_scheme()
         if self.compression.download_bits and not 2 <= self.compression.download_bits <= 16:
             raise JobRefused("compression.download_bits must be 0 or 2 to 16")
+        self._drawn_rounds()
         self._check_strategy(strategy)
         self._check_selection(selection)
         self._check_population()
@@ -312,7 +388,7 @@ class FederatedJob:
             )
         self._check_training(strategy)
         with _refusing("rounds"):
-            Bounds(rounds.most_uploads, strategy.largest_weight)
+            Bounds(self._drawn_rounds().most_uploads, strategy.largest_weight)
 
     def _check_training(self, strategy: Strategy) -> None:
         training = self.training
