@@ -38,6 +38,7 @@ from federated.payload import encode_update, shared_seed
 from federated.privacy.budget import report_epsilon
 from federated.privacy.protection import report_update
 from federated.privacy.randomness import SYSTEM, Randomness
+from federated.privacy.section import DISTRIBUTED
 from federated.rounds.messages import (
     Accepted,
     Admitted,
@@ -48,7 +49,7 @@ from federated.rounds.messages import (
     StartRequest,
     UploadRequest,
 )
-from federated.secagg.quantise import ValuesRefused
+from federated.secagg.quantise import Perturb, ValuesRefused
 from federated.selection import DeviceFacts
 from federated.weights import Array
 from federated.wire import decode_model, decode_reply, digest_of, encode_start, encode_upload
@@ -206,7 +207,7 @@ class Device:
         if self._secure is not None:
             assert self._terms.secure is not None
             try:
-                update, sent = mask_update(self._terms.secure, self._secure, update, sent)
+                update, sent = mask_update(self._terms.secure, self._secure, update, sent, self._noise())
             except ValuesRefused as error:
                 self._stand_aside(now, f"what was learned cannot be masked: {error}")
                 return
@@ -223,6 +224,13 @@ class Device:
             self._folder.count_report()
         self._folder.keep_pending(self._pending)
         self._begin_upload()
+
+    def _noise(self) -> Perturb | None:
+        """This device's share of the noise that protects the sum, where the mechanism asks for one."""
+        protection = self._terms.protection
+        if protection.section.mechanism not in DISTRIBUTED:
+            return None
+        return lambda whole: protection.perturb(whole, self._trainer.layout, self._randomness)
 
     def _stand_aside(self, now: float, why: str) -> None:
         self.spent.diverged += 1

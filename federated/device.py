@@ -16,7 +16,7 @@ from federated.layout import Layout
 from federated.models.model import Inputs, Labels, Model
 from federated.weights import Array
 
-BATCHES, COMPRESSION, INITIAL, REPORT, RELEASE = 0, 1, 2, 3, 4
+BATCHES, COMPRESSION, INITIAL, REPORT, RELEASE, NOISE = 0, 1, 2, 3, 4, 5
 """Streams of ``device_generator``; further ones are free from 16 on."""
 
 Schedule = npt.NDArray[np.int64]

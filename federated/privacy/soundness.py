@@ -79,6 +79,15 @@ def _support_under_masks(facts: Facts) -> str | None:
     return None
 
 
+def _distributed_compressed(facts: Facts) -> str | None:
+    if facts.privacy.mechanism in DISTRIBUTED and facts.upload:
+        return (
+            f"{facts.privacy.mechanism}: its noise is sized for whole steps of all coordinates, which compression "
+            "would scale; leave compression.upload out"
+        )
+    return None
+
+
 def _distributed_without_masks(facts: Facts) -> str | None:
     if facts.privacy.mechanism in DISTRIBUTED and not facts.masked:
         return (
@@ -175,6 +184,7 @@ RULES: Final[Sequence[Rule]] = (
     _updates_under_masks,
     _buffered_under_masks,
     _support_under_masks,
+    _distributed_compressed,
     _distributed_without_masks,
     _strategy_under_noise,
     _signs_under_masks,

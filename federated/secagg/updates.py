@@ -16,6 +16,7 @@ from federated.compression import Scheme
 from federated.device import Update
 from federated.layout import Layout
 from federated.payload import shared_seed
+from federated.privacy.calibration import DistributedNoise, noise_bound
 from federated.privacy.section import PrivacySection, SecureAggregationSection
 from federated.rounds.settings import RoundSettings
 from federated.secagg.quantise import Integers, Perturb, Quantiser, RingLayout
@@ -122,14 +123,18 @@ def masked_updates(
     scheme: Scheme | None,
     seed: int,
     *,
-    noise_steps: int = 0,
+    noise: DistributedNoise | None = None,
     answers: bool = False,
 ) -> MaskedUpdates:
-    """The job's, with its plan proved for as many clients as may start. ``noise_steps`` bounds what noise adds to a
-    client's value; ``answers``: whether reports carry a bit. Raises PlanRefused."""
+    """The job's, with its plan proved for as many clients as may start. ``noise``: what devices add before masking;
+    ``answers``: whether reports carry a bit. Raises PlanRefused."""
     weight = 1 if privacy.mechanism != "none" else strategy.largest_weight
     bounds = Bounds(rounds.most_uploads, strategy.largest_weight)
-    bound = bound_of(section) + noise_steps
+    starts = rounds.thresholds.starts_close
+    bound = bound_of(section)
+    if noise is not None:
+        # No noise of any client, in any coordinate, leaves it but for a probability of 2**-40.
+        bound += noise_bound(noise, 1, starts * layout.size)
     zeros = {name: np.zeros(layout.size, np.float32) for name in strategy.summed}
     nothing = Update(zeros, 1, 1, 0.0, 0 if answers else None)
     names = tuple(strategy.contribution(layout, nothing).scalars)
@@ -138,9 +143,8 @@ def masked_updates(
         ring = RingLayout(size, strategy.summed, names, bounds, weight, bound, section.step_bits)
     except ValueError as error:
         raise PlanRefused(str(error)) from error
-    starts = rounds.thresholds.starts_close
     # Noise is calibrated to the fewest that a sum may hold: devices refuse to unmask one of fewer.
-    least = rounds.thresholds.uploads_floor if noise_steps else 0
+    least = rounds.thresholds.uploads_floor if noise is not None else 0
     plan = make_plan(section, starts, ring.length, least=least, bound=bound, weight=weight)
     if rounds.thresholds.uploads_floor < plan.least:
         raise PlanRefused(

@@ -14,7 +14,7 @@ from federated.job import FederatedJob, JobRefused
 from federated.models import Model
 from federated.rounds import Desk, MemoryStore, Rounds, Tickets
 from federated.sections import read_section
-from federated.selection import Everyone, FairnessCap, Random, Selection
+from federated.selection import Everyone, FairnessCap, Poisson, Random, Selection
 from federated.simulator.availability import AvailabilityRefused, make_availability
 from federated.simulator.cohort import Engine
 from federated.simulator.engines import make_engine
@@ -22,11 +22,14 @@ from federated.simulator.learning import Learning
 from federated.simulator.on_ray import RayEngine, RayMissing
 from federated.simulator.population import Habits, Population
 from federated.simulator.simulation import Evaluate, Simulation
+from federated.simulator.spending import spending
 from federated.simulator.world import World
 from federated.weights import Array
 
-TICKET_KEY = bytes(32)
-"""Nobody outside this process sees a simulated ticket, and runs must repeat: no secret."""
+
+def ticket_key(seed: int) -> bytes:
+    """The key of a simulation's tickets, and of poisson's coins: runs must repeat, so it is no secret."""
+    return hashlib.sha256(b"tickets of a simulation" + seed.to_bytes(8, "little")).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,14 @@ def build(
     except (AvailabilityRefused, RayMissing, ValueError) as error:
         raise JobRefused(f"simulation: {error}") from error
     selection, store = job.make_selection(), MemoryStore()
-    desk = Desk(store, Rounds(job.rounds, Tickets(job.job.name, TICKET_KEY), selection))
+    rounds = job.make_rounds(model.layout().size)
+    desk = Desk(store, Rounds(rounds, Tickets(job.job.name, ticket_key(seed)), selection))
     learning = Learning(
         model,
         federation,
         job.make_strategy(),
         job.training,
-        job.rounds,
+        rounds,
         engine,
         seed,
         folder=folder,
@@ -92,7 +96,8 @@ def build(
         grid=job.make_grid(model.layout()),
         state_bytes=simulation.state_bytes,
         protection=job.make_protection(),
-        secure=job.secure_aggregation,
+        masked=job.make_masked(model.layout()),
+        messages=job.secure_aggregation.simulate == "protocol",
     )
     world = World(
         desk,
@@ -116,6 +121,7 @@ def build(
         folder=folder if checkpoints else None,
         checkpoint_every=simulation.checkpoint_every,
         fingerprint=fingerprint(job, federation, trace),
+        epsilon=spending(job.exposure(model.layout().size, simulated=True)),
     )
     return Built(made, model, engine.name)
 
@@ -154,4 +160,4 @@ def _engine(job: FederatedJob, model: Model) -> Engine:
 
 def _looks_at_facts(selection: Selection) -> bool:
     rules = getattr(selection, "rules", (selection,))
-    return not all(isinstance(rule, (Everyone, Random, FairnessCap)) for rule in rules)
+    return not all(isinstance(rule, (Everyone, Random, Poisson, FairnessCap)) for rule in rules)

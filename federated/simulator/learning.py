@@ -33,11 +33,13 @@ from federated.models import Model
 from federated.payload import EVERYONE, shared_seed
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.randomness import SeededRandomness
-from federated.privacy.section import SecureAggregationSection
 from federated.privacy.server import apply_sum, first_state, instructions_of
 from federated.rounds import RoundSettings
+from federated.secagg.quantise import ValuesRefused
+from federated.secagg.updates import MaskedUpdates
 from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
+from federated.simulator.masked import MaskedSum, MasksStay
 from federated.simulator.states import ClientStates, Slots
 from federated.simulator.world import Counted
 from federated.strategies import ServerState, StateRefused, Strategy, sum_for
@@ -90,7 +92,8 @@ class Learning:
         state_bytes: int = 2**32,
         initial: Array | None = None,
         protection: Protection | None = None,
-        secure: SecureAggregationSection | None = None,
+        masked: MaskedUpdates | None = None,
+        messages: bool = False,
     ) -> None:
         self._model, self._data, self._strategy, self._training = model, data, strategy, training
         self._rounds, self._engine, self._seed, self._scheme = rounds, engine, seed, scheme
@@ -98,7 +101,7 @@ class Learning:
         self._protection: Protection = protection or Unprotected()
         self._private = self._protection.section.mechanism != "none"
         self._clipped = 0  # reports of the iteration at hand that were too long for the clip
-        self._secure = secure or SecureAggregationSection()
+        self._masked, self._messages = masked, messages
         self.layout: Layout = model.layout()
         if any(field.kind == "local" for field in self.layout.fields):
             raise ValueError("fields that stay on the device are not simulated; keep them out of the layout")
@@ -114,6 +117,8 @@ class Learning:
         vectors = len(strategy.summed)
         whole = 4 * self.layout.size if scheme is None else scheme.most_bytes(self.layout.size)
         self.body_bytes = vectors * whole + 4 * (vectors - 1) + UPLOAD_OVERHEAD + self._protection.answers
+        if masked is not None:
+            self.body_bytes = masked.plan.masked_bytes + UPLOAD_OVERHEAD
         self._publish(0, 0)
 
     def _open(self, name: str, slots: Slots | None) -> ClientStates:
@@ -141,9 +146,21 @@ class Learning:
             instructions.threshold,
         )
 
-    def learn(self, uploads: list[Counted], version: int, oldest_in_flight: int | None) -> Learned:
-        """Train and apply the uploads that ``uploads`` stand for, on the way from ``version`` to the next. Raises
-        NothingToApply when all were refused, or the model diverged."""
+    def learn(
+        self, uploads: list[Counted], version: int, oldest_in_flight: int | None, started: int = 0
+    ) -> Learned:
+        """Train and apply the uploads that ``uploads`` stand for, of ``started`` clients, on the way from ``version``
+        to the next. Raises NothingToApply when all were refused, or the model diverged."""
+        ring = None
+        if self._masked is not None:
+            ring = MaskedSum(
+                self._masked,
+                self._protection,
+                self._seed,
+                uploads[0].started,
+                messages=self._messages,
+                started=max(started, len(uploads)),
+            )
         total = sum_for(self._strategy, self.layout, self._rounds.most_uploads)
         kept: list[tuple[int, int, Contribution]] = []
         refused: dict[str, int] = {}
@@ -157,9 +174,12 @@ class Learning:
                     continue
                 reported = self._reported(sound, cohort, published.threshold)
                 sent, size, commit = self._coded(reported, cohort.iteration)
+                bytes_up += size
+                if ring is not None:
+                    commit(_mask(ring, sent, refused))
+                    continue
                 if self._private:
                     sent = sent.with_vectors(self._protection.admit(sent.vectors, self.layout))
-                bytes_up += size
                 contributions = [
                     self._strategy.contribution(self.layout, update).scaled(factors[client])
                     for client, update in zip(sent.clients.tolist(), _updates(sent), strict=True)
@@ -167,6 +187,11 @@ class Learning:
                 accepted = self._add(total, kept, sent.clients, published.version, contributions, refused)
                 # At once: a client may stand in a buffer twice, and its second upload builds on its first.
                 commit(accepted)
+        if ring is not None:
+            try:
+                total = ring.total()
+            except MasksStay as error:
+                raise NothingToApply(str(error), refused, bytes_up) from error
         if total.clients == 0 and not kept:
             raise NothingToApply(f"all {len(uploads)} uploads were refused", refused, bytes_up)
         staleness = sum(slot.staleness for slot in uploads) / len(uploads)
@@ -287,6 +312,9 @@ class Learning:
                 if encoded.residuals is not None:
                     residuals[f"residual.{name}"] = encoded.residuals
 
+        if self._masked is not None:
+            size = len(clients) * (UPLOAD_OVERHEAD + self._masked.plan.masked_bytes)
+
         def commit(accepted: npt.NDArray[np.bool_]) -> None:
             for name, rows in residuals.items():
                 self.states[name].put(clients[accepted], rows[accepted])
@@ -363,6 +391,24 @@ class Learning:
         for rows in self.states.values():
             rows.close()
         self._engine.close()
+
+
+def _mask(ring: MaskedSum, sent: Trained, refused: dict[str, int]) -> npt.NDArray[np.bool_]:
+    """Take what can be masked; which of them it was [B]. What a control moves by is what servers read in the sum."""
+    accepted = np.ones(len(sent.clients), np.bool_)
+    controls = sent.vectors.get("control")
+    if controls is not None:
+        sent.vectors["control"] = controls = controls.copy()
+    for place, (client, update) in enumerate(zip(sent.clients.tolist(), _updates(sent), strict=True)):
+        try:
+            read = ring.add(client, update)
+        except ValuesRefused:
+            refused["values"] = refused.get("values", 0) + 1
+            accepted[place] = False
+            continue
+        if controls is not None:
+            controls[place] = read["control"]
+    return accepted
 
 
 def _updates(trained: Trained) -> Iterator[Update]:

@@ -113,7 +113,7 @@ class Simulation:
         if ready is not None:
             try:
                 learned = self.learning.learn(
-                    ready.uploads, ready.header.version, self.world.oldest_in_flight
+                    ready.uploads, ready.header.version, self.world.oldest_in_flight, ready.header.starts
                 )
                 refused, up = learned.refused, learned.bytes_up
             except NothingToApply as error:

@@ -63,15 +63,21 @@ def rows(client: str) -> tuple[Array, np.ndarray]:
 
 def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Array:
     """What devices would start from after ``iterations`` in which all ``clients`` took part, by one process alone."""
+    return reference_of(job, [clients] * iterations)
+
+
+def reference_of(job: FederatedJob, cohorts: Sequence[Sequence[str]]) -> Array:
+    """The same, of iterations in which these clients were counted."""
+    everybody = {client for clients in cohorts for client in clients}
     model, strategy, scheme = job.make_model(), job.make_strategy(), job.make_scheme()
     layout, seed = model.layout(), job.job.seed
     grid = job.make_grid(layout)
     state = strategy.init(layout, model.initial(device_generator(seed, 0, 0, INITIAL)))
     chain = None if grid is None else DownloadChain.begin(grid, state.weights)
-    residuals: dict[str, dict[str, Array]] = {client: {} for client in clients}
-    controls = {client: np.zeros(layout.size, np.float32) for client in clients}
+    residuals: dict[str, dict[str, Array]] = {client: {} for client in everybody}
+    controls = {client: np.zeros(layout.size, np.float32) for client in everybody}
     masked = job.make_masked(layout)
-    for iteration in range(1, iterations + 1):
+    for iteration, clients in enumerate(cohorts, 1):
         start = state.weights if chain is None else chain.vector()
         asked = strategy.instructions(state)
         total = sum_for(strategy, layout, len(clients))
@@ -91,16 +97,17 @@ def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Arr
             )
             sent = encode_update(scheme, update.vectors, dice, residuals[client], shared)
             residuals[client] = sent.residuals
+            if masked is None:
+                read = decode_update(scheme, sent.body, strategy.summed, layout.size, shared)
+                loss = float(np.float32(update.loss))
+                added = strategy.contribution(layout, Update(read, update.examples, update.steps, loss))
+            else:
+                # What a plain job would have to be sent for the bits of the masked one.
+                quantised = Update(sent.decoded, update.examples, update.steps, update.loss)
+                added = masked.plain(quantised, iteration)
+            total.add(added)
             if control is not None:
-                controls[client] = controls[client] + sent.decoded["control"]
-            if masked is not None:
-                total.add(
-                    masked.plain(Update(sent.decoded, update.examples, update.steps, update.loss), iteration)
-                )
-                continue
-            read = decode_update(scheme, sent.body, strategy.summed, layout.size, shared)
-            loss = float(np.float32(update.loss))
-            total.add(strategy.contribution(layout, Update(read, update.examples, update.steps, loss)))
+                controls[client] = controls[client] + added.vectors["control"]
         state = strategy.apply(state, total)
         if chain is not None:
             chain.publish(state.weights)
