@@ -90,9 +90,9 @@ def test_the_reference_engine_in_the_simulator_is_what_devices_and_a_server_comp
     state = strategy.init(model.layout(), model.initial(device_generator(7, 0, 0, 2)))
     learn, cohorts = simulation.learning.learn, []
 
-    def watched(uploads: Any, version: int, oldest: Any) -> Any:
+    def watched(uploads: Any, version: int, oldest: Any, started: int) -> Any:
         cohorts.append(sorted(upload.client for upload in uploads))
-        return learn(uploads, version, oldest)
+        return learn(uploads, version, oldest, started)
 
     simulation.learning.learn = watched  # type: ignore[method-assign]
     finish(simulation)
