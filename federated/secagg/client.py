@@ -303,15 +303,20 @@ class Client:
         senders = sorted(set(self._around.origins).intersection(sharers))
         if len(read.sealed) != len(senders):
             self._stop("wrong_delivery", f"{len(read.sealed)} sealed shares of {len(senders)} senders")
-        held = {}
+        # A neighbour may have sealed rubbish, and nothing is given away by holding less: as many as may work against
+        # the others are passed over. More than these the server changed.
+        unreadable = []
         for sender, body in zip(senders, read.sealed, strict=True):
             entry = self._entries[sender]
             try:
                 shares = open_sealed(self._pair(secrets, entry), body, self._bound(entry.name, self.name))
             except SealRefused:
-                self._stop("bad_sealed", f"the shares of {entry.name} were changed, or are not for this client")
-            held[sender] = shares
-        secrets.held = held
+                unreadable.append(entry.name)
+                shares = wire.UNREADABLE * 2
+            secrets.held[sender] = shares
+        if len(unreadable) > self.plan.colluding:
+            names = ", ".join(unreadable[:5])
+            self._stop("bad_sealed", f"the shares of {names} were changed, or are not for this client")
         secrets.pairs.clear()
         self._sharers, self._shared = sharers, read.shared
         self._due = (wire.Survivors,)

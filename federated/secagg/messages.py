@@ -26,6 +26,7 @@ DIGEST_BYTES: Final = 32
 TAG_BYTES: Final = 16
 COMMITMENT_BYTES: Final = 32
 SEALED_BYTES: Final = 2 * SHARE_BYTES + 28  # both shares, the nonce and the tag
+UNREADABLE: Final = b"\xff" * SHARE_BYTES  # stands for a share that could not be opened; no share is as large
 MOST_NAME: Final = 256
 MOST_POSITION: Final = 2**16 - 1
 
@@ -125,7 +126,8 @@ class Consent:
 @dataclass(frozen=True, slots=True)
 class Unmasking:
     """One share of each client whose shares the sender holds, by position: of a survivor that of its own mask's seed,
-    of a dropped one that of its masking key. Which, the set of survivors says, and nothing else."""
+    of a dropped one that of its masking key. Which, the set of survivors says, and nothing else. ``UNREADABLE`` stands
+    for one that the sender could not open."""
 
     KIND: ClassVar[int] = 5
     shares: tuple[bytes, ...]

@@ -49,21 +49,24 @@ class SumLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """The sum's ``words`` [L], what it took, and the names of those who gave wrong shares."""
+    """The sum's ``words`` [L], and what it took. ``liars`` gave wrong shares; ``unread``: the shares that these dealt
+    could not be opened by somebody, one of whom is at fault."""
 
     words: Words
     expansions: int
     agreements: int
     liars: tuple[str, ...]
+    unread: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """The masks to add to a sum, (seed, sign) each, and what it took to find them."""
+    """The masks to add to a sum, (seed, sign) each, and the rest of ``Revealed``."""
 
     seeds: tuple[tuple[bytes, int], ...] = field(repr=False)
     agreements: int
     liars: tuple[str, ...]
+    unread: tuple[str, ...]
 
 
 def check_advertising(
@@ -146,7 +149,7 @@ class Board:
             shares, due = _read(wire.Unmasking, body).shares, len(self._senders(position))
             if len(shares) != due:
                 raise ClientRefused("shares", f"{len(shares)} shares, {due} were given to this client")
-            if any(int.from_bytes(share) >= PRIME for share in shares):
+            if any(int.from_bytes(share) >= PRIME and share != wire.UNREADABLE for share in shares):
                 raise ClientRefused("shares", "a share is no number below the prime")
         else:
             raise ValueError(f"{stage.name} is not checked here")
@@ -198,13 +201,15 @@ class Board:
         found = self.masks(unmaskings)
         words = total.copy()
         add_masks(words, found.seeds, self.plan.ring, threads)
-        return Revealed(self.plan.ring.reduced(words), len(found.seeds), found.agreements, found.liars)
+        reduced = self.plan.ring.reduced(words)
+        return Revealed(reduced, len(found.seeds), found.agreements, found.liars, found.unread)
 
     def masks(self, unmaskings: Mapping[int, bytes]) -> Unmasking:
         """The masks whose sum, added to that of the survivors' vectors, leaves their values: several servers may each
         add a part of them. Raises SumLost."""
         survivors = set(wire.positions_of(self.survivors, self.clients))
-        secrets, liars = self._secrets(unmaskings, survivors)
+        shares = self._shares(unmaskings)
+        secrets, liars = self._secrets(shares, sorted(unmaskings), survivors)
         seeds: list[tuple[bytes, int]] = []
         agreements = 0
         for position, secret in secrets.items():
@@ -219,33 +224,38 @@ class Board:
                 agreed = key.agree(peer.advertisement.masking, self.context.pair("mask", entry.name, peer.name))
                 seeds.append((agreed, -1 if other < position else 1))
                 agreements += 1
-        names = tuple(self.entries[position].name for position in sorted(liars))
-        return Unmasking(tuple(seeds), agreements, names)
+        unread = {p for p, held in shares.items() if wire.UNREADABLE in held.values()}
+        return Unmasking(tuple(seeds), agreements, self._names(liars), self._names(unread))
+
+    def _names(self, positions: set[int]) -> tuple[str, ...]:
+        return tuple(self.entries[position].name for position in sorted(positions))
+
+    def _shares(self, unmaskings: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
+        """The shares of each client that shared, by holder."""
+        shares: dict[int, dict[int, bytes]] = {p: {} for p in wire.positions_of(self.shared, self.clients)}
+        for holder in sorted(unmaskings):
+            body = unmaskings[holder]
+            for at, sender in zip(range(_SHARES_AT, len(body), SHARE_BYTES), self._senders(holder), strict=True):
+                shares[sender][holder] = body[at : at + SHARE_BYTES]
+        return shares
 
     def _secrets(
-        self, unmaskings: Mapping[int, bytes], survivors: set[int]
+        self, shares: Mapping[int, Mapping[int, bytes]], everybody: list[int], survivors: set[int]
     ) -> tuple[dict[int, bytes], set[int]]:
         """The secret of each client that shared: of a survivor its seed, of another its masking key. Also who gave
         wrong shares."""
-        places = {holder: dict(zip(self._senders(holder), range(self.clients), strict=False)) for holder in unmaskings}
-        everybody = sorted(unmaskings)
         threshold = self.plan.threshold
         usual = [tuple(everybody[:threshold]), tuple(everybody[-threshold:])]
         known = dict[tuple[int, ...], Reconstructor]()
         secrets, liars = dict[int, bytes](), set[int]()
-        for position in wire.positions_of(self.shared, self.clients):
-            shares = {
-                holder: _share(unmaskings[holder], places[holder][position])
-                for holder in self.around[position].holders
-                if holder in unmaskings
-            }
+        for position, held in shares.items():
+            readable = {holder: share for holder, share in held.items() if share != wire.UNREADABLE}
             right = self._test(position, position in survivors)
-            found = _recover(shares, threshold, right, usual, known, liars)
+            found = _recover(readable, threshold, right, usual, known, liars)
             if found is None:
-                name = self.entries[position].name
                 raise SumLost(
-                    f"{len(shares)} of the {len(self.around[position].holders)} holders of {name}'s shares answered, "
-                    f"{threshold} right shares are needed"
+                    f"{len(readable)} shares of {self.entries[position].name}'s secret came back of "
+                    f"{len(self.around[position].holders)}, and no {threshold} of them give it"
                 )
             secrets[position] = found
         return secrets, liars
@@ -277,11 +287,6 @@ class Board:
             return {position: common.complete(self.clients, position) for position in range(self.clients)}
         rows = common.regular(self.plan, self.clients, self.root)
         return {position: Neighbourhood(row, row) for position, row in enumerate(rows)}
-
-
-def _share(body: bytes, place: int) -> bytes:
-    at = _SHARES_AT + SHARE_BYTES * place
-    return body[at : at + SHARE_BYTES]
 
 
 def _recover(

@@ -153,8 +153,8 @@ class Session:
         return Header(clock=now, stage_at=now, expected=expected)
 
     def expect(self, header: Header, expected: int, now: float) -> Header:
-        """``expected`` clients were admitted, and no more will be: the window of ADVERTISE opens. Said again, it changes
-        nothing."""
+        """``expected`` clients were admitted, and no more will be: the window of ADVERTISE opens. Said again, it
+        changes nothing."""
         header = self._at(header, now)
         if header.stage is Stage.ADVERTISE and not header.expected:
             header = header._replace(expected=expected, stage_at=header.clock)

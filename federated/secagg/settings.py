@@ -235,5 +235,5 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def _share(share: float, clients: int) -> int:
-    """``share`` of ``clients``, rounded up in decimals."""
-    return math.ceil(Decimal(str(share)) * clients)
+    """The most clients that are at most a ``share`` of ``clients``, in decimals."""
+    return math.floor(Decimal(str(share)) * clients)
