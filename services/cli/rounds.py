@@ -128,10 +128,13 @@ def join(
     torch: Annotated[bool, typer.Option("--torch", help="Train with torch instead of NumPy.")] = False,
     registrar: Annotated[
         str,
-        typer.Option(metavar="HEX", help="Public key of who certifies signing keys, as its operator told you."),
+        typer.Option(
+            metavar="HEX", help="Public key of who certifies signing keys, as its operator told you."
+        ),
     ] = "",
     signing_certificate: Annotated[
-        str, typer.Option(metavar="HEX", help="This device's, from that operator. Left out: a server is asked.")
+        str,
+        typer.Option(metavar="HEX", help="This device's, from that operator. Left out: a server is asked."),
     ] = "",
 ) -> None:
     """Take part in a federated job as one device: download, train here, upload, until the job is over.
@@ -216,6 +219,7 @@ def _how_it_ended(spent: Spent, done: Done) -> str:
     ends = {
         "finished": "the job is over", "refused": "refused", "rounds": "as many updates as were wanted",
         "seconds": "the time is used up", "bytes": "the bytes are used up",
+        "budget": f"this device's privacy budget is used up ({done.detail})",
     }  # fmt: skip
     lost = f"{spent.lost} requests lost"
     if spent.diverged:
@@ -248,6 +252,9 @@ def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
             for row in jobs
         ],
     )  # fmt: skip
+    for row in jobs:
+        for text in _privacy(row):
+            print(text)
     print()
     print_table(
         ("server", "role", "address", "process"),
@@ -266,17 +273,32 @@ def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) 
         return
     # Only jobs that go into a stack have it.
     into = ("pushed",) if any("pushed" in row for row in rows) else ()
+    private = ("epsilon",) if any("epsilon" in row for row in rows) else ()
     print_table(
-        ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss", *into),
+        ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss", *private, *into),
         [
             (
                 row["iteration"], "yes" if row["valid"] else "no", row["why"], row["starts"], row["uploads"],
                 f"{row['closed_at'] - row['opened_at']:.2f}", row.get("upload_bytes"),
-                None if row.get("loss") is None else f"{row['loss']:.4f}", *(_pushed(row) for _ in into),
+                None if row.get("loss") is None else f"{row['loss']:.4f}",
+                *(None if row.get("epsilon") is None else f"{row['epsilon']:.3f}" for _ in private),
+                *(_pushed(row) for _ in into),
             )
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _privacy(row: dict[str, Any]) -> list[str]:
+    """What a job's protection is worth, if it has any."""
+    if "privacy" not in row:
+        return []
+    from federated.privacy.accounting_statement import PrivacyStatement
+
+    said = PrivacyStatement(**{**row["privacy"], "warnings": tuple(row["privacy"]["warnings"])}).lines()
+    if row.get("over") == "budget":
+        said.append("over: another iteration would exceed the privacy budget")
+    return [f"{row['job']}: {line}" for line in said]
 
 
 def _pushed(row: dict[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Literal, Protocol
 
@@ -94,6 +94,8 @@ class Jobs(Protocol):
     async def states(self) -> list[dict[str, Any]]: ...
 
     async def log(self, name: str) -> list[tuple[Closed, Figures | None, Pushed | None]]: ...
+
+    async def epsilons(self, name: str, ended: Sequence[Closed]) -> list[float | None]: ...
 
     async def change(self, name: str, what: Literal["stop", "resume"]) -> dict[str, Any]: ...
 
@@ -258,14 +260,16 @@ class OperatorRoutes:
     async def rounds(self, request: Request) -> Response:
         """How each iteration ended, and what came of the valid ones."""
         ended = await self._jobs.log(request.path_params["job"])
+        spent = await self._jobs.epsilons(request.path_params["job"], [closed for closed, _, _ in ended])
         rows = [
             {
                 **asdict(closed),
                 "why": closed.why.value,
                 **({} if figures is None else asdict(figures)),
                 **({} if pushed is None else {"pushed": asdict(pushed)}),
+                **({} if epsilon is None else {"epsilon": epsilon}),
             }
-            for closed, figures, pushed in ended
+            for (closed, figures, pushed), epsilon in zip(ended, spent, strict=True)
         ]
         return json_response({"rounds": rows})
 

@@ -12,6 +12,7 @@ from federated.job import IntoSection
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import decode_update, most_payload, shared_seed, split_bit
+from federated.privacy.accounting_statement import Exposure
 from federated.privacy.clipping import NotFinite
 from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.section import SecureAggregationSection
@@ -31,6 +32,7 @@ class HostedJob:
 
     ``key`` is the job's secret: it signs tickets and enrolments. Updates above ``part_bytes`` travel in parts. What is
     learned about ``items`` goes on ``into`` a stack. ``masked`` None: updates travel without masks.
+    ``exposure`` is what its protection costs.
     """
 
     name: str
@@ -49,6 +51,7 @@ class HostedJob:
     protection: Protection = field(default_factory=Unprotected)
     secure: SecureAggregationSection = field(default_factory=SecureAggregationSection)
     masked: MaskedUpdates | None = None
+    exposure: Exposure | None = None
 
     @cached_property
     def layout(self) -> Layout:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Literal, ParamSpec, TypeVar
@@ -18,6 +18,7 @@ from services.federation.host import Host
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
 from services.federation.outbox import Pushed, Stack, read_pushes
+from services.federation.privacy import epsilons, standing
 from services.federation.registry import Member, Registry
 
 P = ParamSpec("P")
@@ -106,6 +107,11 @@ class Node:
         """How each iteration of a job ended, what came of it, and the push that brought it to a stack."""
         host = await self.host(name)
         return await self._run(self._log, host)
+
+    async def epsilons(self, name: str, ended: Sequence[Closed]) -> list[float | None]:
+        """What a job has cost its clients after each iteration that ``ended``."""
+        host = await self.host(name)
+        return await self._run(epsilons, host.job, ended)
 
     def _log(self, host: Host) -> list[tuple[Closed, Figures | None, Pushed | None]]:
         ended = list(host.desk.log())
@@ -223,9 +229,11 @@ class Node:
 
 def _state(host: Host, header: Header) -> dict[str, Any]:
     thresholds = host.job.settings.thresholds
+    private = standing(host.job, header)
     return {
         "job": host.job.name,
         "phase": header.phase.value,
+        "over": host.job.rounds.over(header),
         "iteration": header.iteration,
         "iterations": host.job.settings.fl_iteration_num,
         "version": header.version,
@@ -238,4 +246,5 @@ def _state(host: Host, header: Header) -> dict[str, Any]:
         "strategy": host.job.strategy.name,
         "parameters": host.job.layout.size,
         **({} if host.secure is None else {"stage": host.secure.stage(header)}),
+        **({} if private is None else {"privacy": private}),
     }

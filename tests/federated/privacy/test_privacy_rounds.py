@@ -323,8 +323,14 @@ def test_real_devices_and_servers_keep_to_the_mechanism(tmp_path: Path) -> None:
         assert {end.why for end in done.values()} == {"finished"}
         ended = wait_for(urls[1], "central", phase="finished")
         assert 0 < ended["valid"] < 9
+        assert ended["over"] == "budget"
+        assert ended["privacy"]["epsilon_now"] <= 3.0
+        assert ended["privacy"]["budget_epsilon"] == 3.0
         for name in ("local", "central"):
-            rounds = ask(urls[1], "GET", f"/v1/fl/jobs/{name}/rounds")["rounds"]
-            assert [row["loss"] for row in rounds if row["valid"]] == [None] * len(
-                [r for r in rounds if r["valid"]]
-            )
+            rounds = [
+                row for row in ask(urls[1], "GET", f"/v1/fl/jobs/{name}/rounds")["rounds"] if row["valid"]
+            ]
+            assert {row["loss"] for row in rounds} == {None}
+            spent = [row["epsilon"] for row in rounds]
+            assert spent == sorted(spent)
+            assert 0.0 < spent[0] < spent[-1] <= 4.0
