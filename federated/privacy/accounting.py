@@ -9,6 +9,7 @@ which moves a sum by 2C. ``dp-accounting`` takes over a second to import: it is,
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,13 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from federated.privacy.composition import MOST_RELEASES, gaussian_epsilon, most_within, pure_epsilon
+from federated.privacy.composition import (
+    LEAST_MULTIPLIER,
+    MOST_RELEASES,
+    gaussian_epsilon,
+    most_within,
+    pure_epsilon,
+)
 from federated.privacy.gaussian import sigma_of
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ COARSE: Final = 1e-3
 _MOST_CELLS: Final = 2.0**20
 _WHOLE_ORDERS: Final = (*range(2, 257), *(2**power for power in range(9, 21)))
 _LARGEST_ANSWER: Final = 30.0  # ε beyond which randomised response is the truth but for 1e-13
+_HOPELESS: Final = 1e3  # a privacy loss
 _TAIL: Final = 10.0  # standard deviations, in the estimate of how far losses of a Gaussian reach
 
 
@@ -180,6 +188,11 @@ class Accountant:
 
 @lru_cache(maxsize=2**16)
 def _epsilon(release: Release, kind: Kind, delta: float, releases: int, interval: float) -> float:
+    if (
+        isinstance(release, (GaussianRelease, FixedSizeRelease))
+        and release.noise_multiplier < LEAST_MULTIPLIER
+    ):
+        return math.inf
     by_losses = kind == "pld"
     found = (
         _by_losses(release, delta, releases, interval) if by_losses else _by_renyi(release, delta, releases)
@@ -210,6 +223,8 @@ def _divergences(release: Release) -> Sequence[tuple[Column, Column]]:
     """Pairs of orders and what one release costs at them: each is a bound of its own."""
     import dp_accounting as dp
 
+    # Adding it again changes nothing.
+    logging.getLogger("absl").addFilter(_worth_telling)
     if isinstance(release, ConcentratedRelease):
         events = [dp.ZCDpEvent(rho, xi) for rho, xi in release.bounds]
         orders = _WHOLE_ORDERS if release.whole else None
@@ -240,6 +255,12 @@ def _divergences(release: Release) -> Sequence[tuple[Column, Column]]:
     return [(accountant.orders, accountant.rdp) for accountant in counted]
 
 
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Whether to pass on what the library logs. An order whose sum does not converge is left out, which costs a little
+    and is no news to whoever started a job."""
+    return "Excluding this order" not in str(record.msg)
+
+
 # Privacy loss distributions.
 
 
@@ -257,6 +278,8 @@ def _by_losses(release: Release, delta: float, releases: int, interval: float) -
         assert isinstance(release, LaplaceReport)
         # Its losses pile up at both ends, so coarser steps are as good, and large ε would take seconds.
         furthest = 8.0 * releases * release.epsilon
+    if furthest > _HOPELESS:
+        furthest *= 32.0  # whatever it is exactly, it protects nobody: do not spend seconds on it
     composed = _distribution(release, _interval(furthest, interval)).self_compose(releases)
     return float(composed.get_epsilon_for_delta(delta))
 

@@ -125,6 +125,18 @@ def most_releases(exposure: Exposure) -> int:
     return 0 if local or most == MOST_RELEASES else most
 
 
+def last_release(exposure: Exposure) -> int:
+    """How often a client is exposed at most by the job's end: in every iteration that the budget affords."""
+    section, accountant = exposure.section, accountant_of(exposure)
+    iterations = min(exposure.iterations, MOST_RELEASES)
+    if accountant is None or not section.budget_epsilon:
+        return iterations
+    if section.mechanism in LOCAL:
+        reports = affordable_reports(section)
+        return iterations if reports is None else min(iterations, reports)
+    return min(iterations, accountant.affordable(section.budget_epsilon))
+
+
 def spent_by(section: PrivacySection, iteration: int, releases: int) -> int:
     """How often at most one client was exposed, by a job's header: every iteration that began may have had its report,
     even if it came to nothing; sums are out once they were aggregated."""
@@ -137,7 +149,7 @@ def statement(exposure: Exposure, spent: int) -> PrivacyStatement:
     section, accountant = exposure.section, accountant_of(exposure)
     now, end = None, None
     if accountant is not None:
-        last = _last(exposure, accountant)
+        last = last_release(exposure)
         spent = min(spent, last) if section.mechanism in LOCAL else spent
         last = max(last, spent)
         now, end = _finite(accountant.running(spent, last)), _finite(accountant.epsilon(last))
@@ -153,17 +165,6 @@ def statement(exposure: Exposure, spent: int) -> PrivacyStatement:
         accountant is not None and exposure.rate < 1.0,
         tuple(_warnings(exposure, accountant, end)),
     )
-
-
-def _last(exposure: Exposure, accountant: Accountant) -> int:
-    section = exposure.section
-    iterations = min(exposure.iterations, MOST_RELEASES)
-    if not section.budget_epsilon:
-        return iterations
-    if section.mechanism in LOCAL:
-        reports = affordable_reports(section)
-        return iterations if reports is None else min(iterations, reports)
-    return min(iterations, accountant.affordable(section.budget_epsilon))
 
 
 def _finite(epsilon: float) -> float | None:

@@ -15,6 +15,8 @@ from federated.privacy.gaussian import delta_of
 
 MOST_RELEASES: Final = 2**20
 """More is counted as this many: nothing that is released more often has a budget left to speak of."""
+LEAST_MULTIPLIER: Final = 1e-6
+"""Less Gaussian noise counts as none."""
 _STEPS: Final = 200
 
 
@@ -26,6 +28,8 @@ def gaussian_epsilon(multiplier: float, releases: int, delta: float) -> float:
         raise ValueError(f"a noise multiplier is positive, not {multiplier}")
     if not releases:
         return 0.0
+    if multiplier < LEAST_MULTIPLIER:
+        return math.inf
     together = multiplier / math.sqrt(releases)
     # ε = 1/2m² + √(2 log(1/δ))/m is enough (zCDP, Bun and Steinke 2016), so the root lies below.
     most = 0.5 / together**2 + math.sqrt(2.0 * math.log(1.0 / delta)) / together
