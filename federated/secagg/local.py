@@ -43,13 +43,14 @@ class Transcript:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``total`` int64 [L] of the ``survivors``; None with the ``reason`` when the iteration failed. ``stopped``: which
-    clients refused to go on, and why; ``liars``: who gave wrong shares."""
+    clients refused to go on, and why; ``liars`` and ``unread`` as in ``Revealed``."""
 
     total: Integers | None
     survivors: tuple[str, ...]
     reason: str
     stopped: dict[str, str]
     liars: tuple[str, ...]
+    unread: tuple[str, ...]
     transcript: Transcript
 
 
@@ -137,7 +138,7 @@ class Local:
         desk, ring = self.desk(), self.plan.ring
         header = desk.header()
         if header.stage is not Stage.REVEAL:
-            return Outcome(None, (), header.reason, self.stopped, (), self.transcript)
+            return Outcome(None, (), header.reason, self.stopped, (), (), self.transcript)
         since = time.perf_counter()
         survivors = desk.survivors()
         total = ring.zeros(self.plan.length)
@@ -147,14 +148,15 @@ class Local:
             revealed = desk.reveal(total, self.threads)
         except SumLost as error:
             desk.fail(str(error), self._now)
-            return Outcome(None, survivors, str(error), self.stopped, (), self.transcript)
+            return Outcome(None, survivors, str(error), self.stopped, (), (), self.transcript)
         desk.finish(self._now)
         self.transcript.server_s += time.perf_counter() - since
         self.transcript.expansions = revealed.expansions
         self.transcript.agreements = revealed.agreements
         return Outcome(
-            ring.signed(revealed.words), survivors, "", self.stopped, revealed.liars, self.transcript
-        )
+            ring.signed(revealed.words), survivors, "", self.stopped, revealed.liars, revealed.unread,
+            self.transcript,
+        )  # fmt: skip
 
     def _begin(self, name: str) -> None:
         more = {"draw": self.draws[name]} if name in self.draws else {}

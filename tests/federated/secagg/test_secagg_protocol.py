@@ -23,7 +23,6 @@ from federated.secagg.settings import Plan
 from federated.secagg.stages import Stage
 
 
-
 def crowd_plan(protocol: str, malicious: bool) -> Plan:
     """Of 20 a graph is sparse."""
     return plan(protocol, malicious, clients=20 if protocol == "secagg+" else 10)
