@@ -16,11 +16,13 @@ from services.cli.failures import CommandFailed
 if TYPE_CHECKING:
     from federated.data import Federation
     from federated.job import FederatedJob
+    from federated.privacy.accounting_statement import PrivacyStatement
     from federated.simulator.build import Built
     from federated.simulator.simulation import Row
 
 PICTURE: Final = "simulation.png"
 FIGURES: Final = "simulation.json"
+TABLE: Final = "simulation.csv"
 JOB: Final = "job.toml"
 WEIGHTS: Final = "model.npz"
 SHOWN: Final = 15
@@ -84,7 +86,9 @@ def simulate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help=f"Write {JOB}, {FIGURES}, {PICTURE}, {WEIGHTS} there."),
+        typer.Option(
+            "--out", metavar="FOLDER", help=f"Write {JOB}, {FIGURES}, {TABLE}, {PICTURE}, {WEIGHTS} there."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out, with the job's file there.")
@@ -100,7 +104,7 @@ def simulate(
 
     from services.cli.output import note, print_json, print_table
     from services.processes import limit_threads
-    from services.simulation.report import COLUMNS, LEGEND, cells, summary
+    from services.simulation.report import LEGEND, cells, columns, summary
 
     options: Options = context.obj
     # Before NumPy loads: the engine's threads take whole chunks, a product needs no threads of its own.
@@ -136,7 +140,11 @@ def simulate(
             note(f"there is no checkpoint in {folder}: starting from the beginning")
         if out is not None:
             _keep_job(wanted, folder)
-        with _showing(options.json, wanted.rounds.fl_iteration_num) as show:
+        private = wanted.privacy.mechanism != "none"
+        if private:
+            for text in _statement(built, wanted, spent=0).lines():
+                note(text)
+        with _showing(options.json, wanted.rounds.fl_iteration_num, private) as show:
             for row in built.simulation.rows[-SHOWN:]:
                 show(row)
             for row in built.simulation.run():
@@ -144,15 +152,20 @@ def simulate(
         found = _report(built, wanted, federation, first)
         if out is not None:
             _write(found, built, folder)
-            note(f"wrote {folder / JOB}, {folder / FIGURES}, {folder / PICTURE} and {folder / WEIGHTS}")
+            written = ", ".join(str(folder / name) for name in (JOB, FIGURES, TABLE, PICTURE, WEIGHTS))
+            note(f"wrote {written}")
         if options.json:
             print_json(found)
         else:
             rows = built.simulation.rows
             if not rows:
                 return
-            print_table(COLUMNS, [cells(row) for row in rows[-SHOWN:]])
+            print_table(columns(private), [cells(row, private) for row in rows[-SHOWN:]])
             print(LEGEND)
+            if private:
+                print(_statement(built, wanted).lines()[0])
+            if built.simulation.world.spent:
+                print("it ended early: too few clients have privacy budget left for another iteration")
             for line in summary(rows, found["final"]):
                 print(line)
 
@@ -269,7 +282,28 @@ def _report(built: Built, job: FederatedJob, federation: Federation, first: Any)
         "held_out_rows": int(federation.held_out.sizes.sum()),
         "test_rows": len(federation.test_labels),
     }
-    return document(tomllib.loads(job.to_toml()), data, built.engine, rows, final)
+    private = job.privacy.mechanism != "none"
+    privacy = _statement(built, job).as_json() if private else None
+    return document(tomllib.loads(job.to_toml()), data, built.engine, rows, final, privacy)
+
+
+def _statement(built: Built, job: FederatedJob, spent: int | None = None) -> PrivacyStatement:
+    """What the job's protection is worth after ``spent`` releases; left out: now."""
+    from federated.privacy.accounting_statement import statement
+
+    if spent is None:
+        spent = _releases(built, job)
+    return statement(job.exposure(built.model.layout().size, simulated=True), spent)
+
+
+def _releases(built: Built, job: FederatedJob) -> int:
+    """How often at most one client was exposed so far."""
+    from federated.privacy.section import LOCAL
+
+    world = built.simulation.world
+    if job.privacy.mechanism in LOCAL:
+        return int(world.reports.max(initial=0))
+    return world.desk.header().releases
 
 
 def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
@@ -278,6 +312,7 @@ def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
     import numpy as np
 
     from services.simulation.picture import draw
+    from services.simulation.report import csv_of
 
     job = found["job"]
     title = (
@@ -285,16 +320,17 @@ def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
         f"{found['data']['clients']:,} clients"
     )
     (folder / FIGURES).write_text(json.dumps(found, indent=2, allow_nan=False))
+    (folder / TABLE).write_text(csv_of(built.simulation.rows))
     draw(built.simulation.rows, found["final"], title, folder / PICTURE)
     np.savez(folder / WEIGHTS, **built.model.layout().unflatten(built.simulation.weights))  # type: ignore[arg-type]
 
 
 @contextmanager
-def _showing(json: bool, iterations: int) -> Iterator[Callable[[Row], None]]:
+def _showing(json: bool, iterations: int, private: bool) -> Iterator[Callable[[Row], None]]:
     """Shows rows as they come: a live table on a terminal, lines elsewhere; on standard error beside JSON."""
     import sys
 
-    from services.simulation.report import COLUMNS, cells, line
+    from services.simulation.report import cells, columns, line
 
     stream = sys.stderr if json else sys.stdout
     if not stream.isatty():
@@ -311,10 +347,13 @@ def _showing(json: bool, iterations: int) -> Iterator[Callable[[Row], None]]:
             shown.append(row)
             del shown[:-SHOWN]
             table = Table(
-                *COLUMNS, box=None, pad_edge=False, title=f"iteration {row.iteration} of {iterations}"
+                *columns(private),
+                box=None,
+                pad_edge=False,
+                title=f"iteration {row.iteration} of {iterations}",
             )
             for one in shown:
-                table.add_row(*cells(one))
+                table.add_row(*cells(one, private))
             live.update(table)
 
         yield show

@@ -1,4 +1,5 @@
-"""The curves of a simulation: quality over iterations and over virtual time, loss, bytes, and the spread at the end."""
+"""The curves of a simulation: quality over iterations and over virtual time, loss, bytes, and the spread at the end;
+under a privacy mechanism also what privacy has cost, and quality over that."""
 
 from __future__ import annotations
 
@@ -27,15 +28,20 @@ def draw(rows: Sequence[Row], final: Mapping[str, Any], title: str, path: Path) 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15.0, 8.4), layout="constrained", dpi=110)
+    private = any(row.epsilon is not None for row in rows)
+    figure = Figure(figsize=(20.0 if private else 15.0, 8.4), layout="constrained", dpi=110)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 3).ravel()
+    axes = figure.subplots(2, 4 if private else 3).ravel()
     _quality(axes[0], rows, [float(row.iteration) for row in rows], "iteration")
     _quality(axes[1], rows, [row.closed_s / _HOUR_S for row in rows], "virtual time, hours")
     _loss(axes[2], rows)
     _bytes(axes[3], rows)
     _uploads(axes[4], rows)
     _spread(axes[5], final)
+    if private:
+        known = [row for row in rows if row.epsilon is not None]
+        _quality(axes[6], known, [row.epsilon or 0.0 for row in known], "ε spent")
+        _epsilon(axes[7], known)
     figure.suptitle(f"{title} ({NOT_PRIVATE})")
     figure.savefig(path)
 
@@ -86,6 +92,20 @@ def _bytes(axes: Axes, rows: Sequence[Row]) -> None:
     ):
         axes.plot(iterations, [amount / 1e6 for amount in accumulate(amounts)], label=said, color=colour)
     axes.set(title="bytes sent so far", xlabel="iteration", ylabel="MB")
+    _finish(axes)
+
+
+def _epsilon(axes: Axes, rows: Sequence[Row]) -> None:
+    iterations = [row.iteration for row in rows]
+    axes.plot(iterations, [row.epsilon or 0.0 for row in rows], color="#37474f", label="ε spent")
+    axes.set(title="what privacy has cost", xlabel="iteration", ylabel="ε")
+    axes.set_ylim(bottom=0.0)
+    clipped = [(row.iteration, 100.0 * row.clipped) for row in rows if row.clipped is not None]
+    if clipped:
+        beside = axes.twinx()
+        beside.plot(*zip(*clipped, strict=True), color="#ef6c00", linestyle=":", label="updates clipped")
+        beside.set(ylabel="updates clipped, %", ylim=(0.0, 100.0))
+        beside.legend(loc="lower right")
     _finish(axes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +14,8 @@ from federated.simulator.simulation import Row
 NOT_PRIVATE: Final = "simulated, not private: all clients' data were in this one process"
 COLUMNS: Final = ("#", "valid", "counted", "loss", "test", "clients", "worst", "up", "down", "time")
 """Short, so that the table fits 80 columns; ``line`` says them in full."""
+PRIVATE_COLUMNS: Final = (*COLUMNS[:3], "clipped", *COLUMNS[4:], "eps")
+"""Of a job with a privacy mechanism, whose clients tell no loss."""
 _IN_FULL: Final = (
     "iteration", "valid", "counted", "loss", "test accuracy", "clients' mean", "worst tenth", "up", "down",
     "virtual time",
@@ -22,18 +26,25 @@ LEGEND: Final = (
 )
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row under ``COLUMNS``."""
+def columns(private: bool) -> tuple[str, ...]:
+    """The table's, of a job with or without a privacy mechanism."""
+    return PRIVATE_COLUMNS if private else COLUMNS
+
+
+def cells(row: Row, private: bool = False) -> tuple[str, ...]:
+    """A row under ``columns``."""
     metrics = row.metrics or {}
+    loss = "" if row.loss is None else f"{row.loss:.4f}"
     return (
         str(row.iteration),
         "yes" if row.valid else row.why.replace("_", " "),
         f"{row.uploads}/{row.starts}",
-        "" if row.loss is None else f"{row.loss:.4f}",
+        share(row.clipped) if private else loss,
         *(share(metrics.get(name)) for name in ("accuracy", "clients_mean", "clients_worst_decile")),
         size(row.bytes_up),
         size(row.bytes_down),
         duration(row.closed_s),
+        *(("" if row.epsilon is None else f"{row.epsilon:.3f}",) if private else ()),
     )
 
 
@@ -41,6 +52,10 @@ def line(row: Row) -> str:
     """A row as one line."""
     named = zip(_IN_FULL[1:], cells(row)[1:], strict=True)
     text = ", ".join(f"{name} {cell}" for name, cell in named if cell)
+    if row.clipped is not None:
+        text += f", clipped {share(row.clipped)}"
+    if row.epsilon is not None:
+        text += f", epsilon {row.epsilon:.3f}"
     refused = "".join(f", refused {count} ({rule})" for rule, count in (row.refused or {}).items())
     return f"iteration {row.iteration}: {text}{refused}" + (f": {row.failure}" if row.failure else "")
 
@@ -68,8 +83,9 @@ def document(
     engine: str,
     rows: Sequence[Row],
     final: Mapping[str, Any],
+    privacy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All of it, as JSON holds it."""
+    """All of it, as JSON holds it; ``privacy`` is the statement on the job's mechanism."""
     return {
         "simulated": True,
         "private": False,
@@ -80,6 +96,32 @@ def document(
         "totals": totals(rows),
         "rows": [asdict(row) for row in rows],
         "final": final,
+        **({} if privacy is None else {"privacy": privacy}),
+    }
+
+
+def csv_of(rows: Sequence[Row]) -> str:
+    """The rows as comma-separated values, a figure a column; what a row does not have is empty."""
+    flat = [{**_plain(row), **_metrics(row)} for row in rows]
+    names = list(dict.fromkeys(name for one in flat for name in one))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    values = {**asdict(row), "refused": sum((row.refused or {}).values())}
+    del values["metrics"]
+    return values
+
+
+def _metrics(row: Row) -> dict[str, Any]:
+    return {
+        f"metrics.{name}": value
+        for name, value in (row.metrics or {}).items()
+        if isinstance(value, int | float | None)
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tomllib
@@ -179,3 +180,28 @@ def test_flags_go_before_the_file(simulate: Run, tmp_path: Path) -> None:
     written = tomllib.loads((tmp_path / "out/job.toml").read_text())
     assert written["rounds"]["fl_iteration_num"] == 2
     assert written["strategy"] == {"name": "fedavg"}
+
+
+def test_a_private_run_says_what_privacy_cost_and_that_a_simulation_has_none(
+    simulate: Run, tmp_path: Path
+) -> None:
+    private = ("--with", "privacy.mechanism=local_gaussian", "--with", "privacy.epsilon=4")
+    code, out, err = simulate(
+        *QUICK, "--rounds", "30", "--out", "out", *private, "--with", "privacy.budget_epsilon=7"
+    )
+    assert code == Exit.OK, err
+    assert err.count("not private: a simulation's randomness is seeded") == 1
+    assert "privacy: local_gaussian against everybody, the servers included" in err
+    assert "it ended early: too few clients have privacy budget left" in out
+    found = json.loads((tmp_path / "out/simulation.json").read_text())
+    assert len(found["rows"]) < 30
+    spent = [row["epsilon"] for row in found["rows"]]
+    assert spent == sorted(spent)
+    assert found["privacy"]["epsilon_now"] == pytest.approx(spent[-1])
+    assert spent[-1] <= 7.0
+    with (tmp_path / "out/simulation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["epsilon"]) for row in rows] == spent
+    assert {row["loss"] for row in rows} == {""}
+    assert all(float(row["metrics.accuracy"]) >= 0.0 for row in rows)
+    assert (tmp_path / "out/simulation.png").stat().st_size > 10_000
