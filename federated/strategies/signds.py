@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from federated.device import Instructions, Update
+from federated.device import Instructions
 from federated.layout import Layout
-from federated.strategies.strategy import ServerState, Strategy, settle
-from federated.sums import SCALE_BITS, Contribution, Sum
+from federated.strategies.strategy import ServerState, StateRefused, Strategy, settle
+from federated.sums import SCALE_BITS, Sum
 from federated.weights import Array
 
 SMALLEST: Final = 2.0**-60
@@ -47,9 +47,10 @@ class Magnitude:
 
 
 def true_ones(ones: int, devices: int, epsilon: float) -> float:
-    """N_T, the unbiased estimate of how many of ``devices`` bits were 1 before randomised response, in [0, N]."""
-    flipped = math.exp(-epsilon) / (1.0 + math.exp(-epsilon))
-    return min(max((ones - devices * flipped) / math.tanh(epsilon / 2.0), 0.0), float(devices))
+    """N_T, the unbiased estimate of how many of ``devices`` bits were 1 before randomised response, in [0, N]: written
+    as N / 2 + (N_C − N / 2) / (2P − 1), which is exactly half for half."""
+    half = devices / 2.0
+    return min(max(half + (ones - half) / math.tanh(epsilon / 2.0), 0.0), float(devices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +86,11 @@ class SignVotes(Strategy):
         """The threshold that bits answer."""
         return Instructions(threshold=_magnitude(state).threshold)
 
-    def contribution(self, layout: Layout, update: Update) -> Contribution:
-        """A report: one vote, whatever the device claims of examples, steps and loss."""
-        if update.bit is None:
-            raise ValueError("a SignDS report has a bit")
-        return Strategy.contribution(self, layout, replace(update, examples=1, steps=1, loss=0.0))
-
     def apply(self, state: ServerState, total: Sum) -> ServerState:
         """One iteration. Statistics and counters stay the server's."""
         mean = total.mean()
+        if "bit" not in total.scalars:
+            raise StateRefused("the sum has no bits: it is not of SignDS reports")
         ones = total.scalars["bit"] >> SCALE_BITS
         now = _magnitude(state).following(ones, total.clients, self.magnitude_epsilon)
         rate = self.server_rate * 2.0 * now.estimate * total.clients
