@@ -56,7 +56,7 @@ from federated.strategies import (
     TrimmedMean,
     make_strategy,
 )
-from federated.sums import Bounds
+from federated.sums import SCALE_BITS, Bounds
 
 
 class JobRefused(ValueError):
@@ -269,7 +269,9 @@ class FederatedJob:
         if self.privacy.mechanism in DISTRIBUTED:
             with _refusing("privacy"):
                 honest = fewest_honest(thresholds.uploads_floor, thresholds.starts_close, secure.colluding)
-        return Circumstances(expected, honest, secure.step_bits)
+        masked = secure.protocol != "none" or self.privacy.mechanism in DISTRIBUTED
+        step_bits = secure.step_bits if masked else SCALE_BITS
+        return Circumstances(expected, honest, step_bits)
 
     def make_masked(self, layout: Layout) -> MaskedUpdates | None:
         """How updates of ``layout`` travel under secure aggregation, with its plan proved; None where they travel

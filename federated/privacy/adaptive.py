@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-SMALLEST, LARGEST = 1e-9, 1e9
-"""Where a clip stays, whatever clients do."""
+SMALLEST, LARGEST = 1e-4, 1e6
+"""Where a clip stays, whatever clients do: far above what rounding adds to a norm, far below what sums can hold."""
 _FURTHEST: Final = 50.0
 
 

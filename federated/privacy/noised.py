@@ -36,7 +36,7 @@ from federated.privacy.laplace import add_laplace, scale_of
 from federated.privacy.protection import Reported, Unprotected, Whole
 from federated.privacy.randomness import Randomness, normal
 from federated.privacy.section import PrivacySection
-from federated.sums import SCALE, Sum
+from federated.sums import SCALE, SCALE_BITS, Sum
 from federated.weights import Array
 
 VECTOR: Final = "difference"
@@ -54,12 +54,12 @@ class Circumstances:
     """What of a job a mechanism needs beside its table.
 
     ``divisor`` is the fixed number that sums are divided by: how many clients are expected, whoever comes. ``honest``
-    is the fewest devices whose noise a sum can count on, ``step_bits`` the grid under secure aggregation.
+    is the fewest devices whose noise a sum can count on. A sum rounds its values to steps of 2**-``step_bits``.
     """
 
     divisor: float = 1.0
     honest: int = 1
-    step_bits: int = 16
+    step_bits: int = SCALE_BITS
 
     def __post_init__(self) -> None:
         if not 0.0 < self.divisor < math.inf or self.honest < 1:
@@ -190,10 +190,24 @@ class CentralNoise(_FixedDivisor):
         rows = self._trained(layout, vectors[VECTOR])
         return {VECTOR: self._clip(layout, rows, self._inner(layout, None))[0]}
 
+    def require_layout(self, layout: Layout) -> None:
+        """Refuse a clip that rounding may exceed, too."""
+        super().require_layout(layout)
+        if self._rounding(layout) > self.section.clip / 2.0:
+            raise ValueError(
+                f"rounding {layout.size} values to steps of 2**-{self.around.step_bits} may add "
+                f"{self._rounding(layout):.3g} to a norm, and the clip is {self.section.clip:g}: raise "
+                "secure_aggregation.step_bits, or the clip"
+            )
+
+    def _rounding(self, layout: Layout) -> float:
+        """What rounding to the steps of the sum may add to a vector's norm."""
+        return math.ldexp(math.sqrt(layout.size), -self.around.step_bits - 1)
+
     def _inner(self, layout: Layout, threshold: float | None) -> float:
-        """C less what rounding a vector to the units of sums may add to its norm."""
+        """C less what rounding may add: one client moves the sum of integers by at most C."""
         clip = self.section.clip if threshold is None else threshold
-        return max(clip - math.sqrt(layout.size) / (2.0 * SCALE), clip / 2.0)
+        return max(clip - self._rounding(layout), clip / 2.0)
 
     def first_scalars(self) -> dict[str, float]:
         """The first clip, if it adapts."""

@@ -171,11 +171,11 @@ def _clipped_weights(facts: Facts) -> str | None:
     return None
 
 
-def _compressed_steps(facts: Facts) -> str | None:
-    if facts.privacy.mechanism in DISTRIBUTED and facts.upload:
+def _compressed_sum(facts: Facts) -> str | None:
+    if facts.privacy.mechanism == "central_gaussian" and facts.masked and facts.upload:
         return (
-            f"{facts.privacy.mechanism} sizes its noise for whole steps of every coordinate, which compression "
-            f"{facts.upload!r} changes: leave compression.upload out"
+            f"compression {facts.upload!r} lengthens updates, and under masks the server cannot clip them again as "
+            "central_gaussian needs: leave compression.upload out"
         )
     return None
 
@@ -192,5 +192,5 @@ RULES: Final[Sequence[Rule]] = (
     _amplified,
     _adaptive_clip,
     _clipped_weights,
-    _compressed_steps,
+    _compressed_sum,
 )

@@ -18,7 +18,7 @@ from federated.privacy.mechanisms import make_protection
 from federated.privacy.noised import CentralNoise, Circumstances, DistributedNoise, LocalNoise
 from federated.privacy.protection import Protection, Unprotected, report_update
 from federated.privacy.randomness import Randomness, SeededRandomness
-from federated.privacy.section import PrivacySection
+from federated.privacy.section import DISTRIBUTED, PrivacySection
 from federated.privacy.server import apply_sum, first_state, instructions_of
 from federated.strategies import make_strategy, sum_for
 from federated.sums import SCALE
@@ -43,7 +43,10 @@ def seeded(seed: int) -> SeededRandomness:
 
 def protection(mechanism: str, divisor: float = 4.0, honest: int = 4, **options: Any) -> Protection:
     section = PrivacySection(mechanism=mechanism, **options)  # type: ignore[arg-type]
-    return make_protection(section, Circumstances(divisor, honest, step_bits=10))
+    around = (
+        Circumstances(divisor, honest, 10) if mechanism in DISTRIBUTED else Circumstances(divisor, honest)
+    )
+    return make_protection(section, around)
 
 
 def some_rows(layout: Layout, count: int, scale: float = 3.0) -> np.ndarray:
@@ -181,6 +184,16 @@ class TestCentral:
         total = self.total(made, some_rows(PLAIN, 1, 1e3))
         assert math.hypot(*total.vectors["difference"].tolist()) / SCALE <= 0.01
         assert math.hypot(*total.vectors["difference"].tolist()) / SCALE > 0.0099
+
+    def test_a_clip_that_rounding_may_exceed_is_refused(self) -> None:
+        section, coarse = PrivacySection(mechanism="central_gaussian", clip=0.02), Circumstances(4, 4, 10)
+        with pytest.raises(ValueError, match="step_bits"):
+            make_protection(section, coarse).require_layout(PLAIN)
+        # With half of it left, what is rounded keeps within the clip: under secure aggregation, too.
+        made = make_protection(PrivacySection(mechanism="central_gaussian", clip=0.03), coarse)
+        rows = np.full((1, PLAIN.size), 5.0, np.float32)
+        found = made.report({"difference": rows}, PLAIN, [seeded(1)], rows[0]).vectors["difference"]
+        assert np.linalg.norm(np.rint(found * 1024) / 1024) <= 0.03
 
     def test_a_hostile_body_without_a_norm_is_refused(self) -> None:
         rows = some_rows(PLAIN, 1)
@@ -325,7 +338,12 @@ MASKED = {"secure_aggregation": {"protocol": "secagg"}}
         (
             {"mechanism": "distributed_skellam"},
             {**MASKED, "compression": {"upload": "random_mask:0.5:shared"}},
-            "whole steps of every coordinate",
+            "whole steps of all coordinates",
+        ),
+        (
+            {"mechanism": "central_gaussian"},
+            {**MASKED, "compression": {"upload": "random_mask:0.5:shared"}},
+            "cannot clip them again",
         ),
         ({"mechanism": "local_gaussian", "clip": 1e6, "epsilon": 0.01}, {}, "lower privacy.clip"),
         ({"mechanism": "local_gaussian", "epsilon": 5000.0}, {}, "epsilon must be"),
