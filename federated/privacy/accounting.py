@@ -2,9 +2,12 @@
 
     AccountingRefused (ValueError)     the accountant has no rule for the mechanism; the message says which has
 
-Neighbours. Local reports: any two values that a client could report (σ is relative to Δ = 2C). Sums: the job with and
-without one client (add-or-remove; one client adds at most C). Fixed-size cohorts: one client replaced by another,
-which moves a sum by 2C. ``dp-accounting`` takes over a second to import: it is, when first needed.
+Neighbours. Local reports: any two values that a client could report (σ is relative to Δ = 2C). Sums: one client's
+vectors, of norm at most C, or zeros in their place. The numbers are those of add-or-remove, but that somebody took part
+is not hidden: how many do decides whether an iteration is valid, so with one client less it might not have been, which
+shows. Fixed-size cohorts: one client replaced by another, which moves a sum by 2C.
+
+``dp-accounting`` takes over a second to import: it is, when first needed.
 """
 
 from __future__ import annotations

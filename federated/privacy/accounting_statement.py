@@ -189,7 +189,7 @@ def _unit(section: PrivacySection) -> str:
     if section.mechanism in LOCAL:
         what = "signs" if section.mechanism == "signds" else f"clipped {section.protects}"
         return f"client, whatever its {what} in all its reports"
-    return "client, with all that it adds to the job or with nothing"
+    return "client, with all that it adds or with zeros in its place (that it takes part may show)"
 
 
 def _warnings(exposure: Exposure, accountant: Accountant | None, end: float | None) -> list[str]:
