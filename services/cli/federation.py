@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from services.cli import rounds, simulate, teach
+from services.cli import attack, rounds, signing, simulate, teach
 from services.cli.groups import group
 
 app = group("Federated learning: simulate it here, or run its servers and clients.")
 
 simulate.register(app)
 rounds.register(app)
+signing.register(app)
 teach.register(app)
+attack.register(app)

@@ -245,7 +245,7 @@ def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
         ("job", "phase", "iteration", "valid", "invalid", "version", "starts", "uploads", "strategy", "parameters"),
         [
             (
-                row["job"], row["phase"], f"{row['iteration']}/{row['iterations']}", row["valid"], row["invalid"],
+                row["job"], _phase(row), f"{row['iteration']}/{row['iterations']}", row["valid"], row["invalid"],
                 row["version"], f"{row['starts']}/{row['starts_needed']}", f"{row['uploads']}/{row['uploads_needed']}",
                 row["strategy"], row["parameters"],
             )
@@ -278,7 +278,7 @@ def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) 
         ("iteration", "valid", "why", "starts", "uploads", "seconds", "upload bytes", "loss", *private, *into),
         [
             (
-                row["iteration"], "yes" if row["valid"] else "no", row["why"], row["starts"], row["uploads"],
+                row["iteration"], "yes" if row["valid"] else "no", _why(row), row["starts"], row["uploads"],
                 f"{row['closed_at'] - row['opened_at']:.2f}", row.get("upload_bytes"),
                 None if row.get("loss") is None else f"{row['loss']:.4f}",
                 *(None if row.get("epsilon") is None else f"{row['epsilon']:.3f}" for _ in private),
@@ -287,6 +287,15 @@ def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) 
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _phase(row: dict[str, Any]) -> str:
+    """Where an iteration is, with the stage of secure aggregation in which its clients are."""
+    return f"{row['phase']}, {row['stage']}" if row.get("stage") else str(row["phase"])
+
+
+def _why(row: dict[str, Any]) -> str:
+    return f"{row['why']}: {row['detail']}" if row.get("detail") else str(row["why"])
 
 
 def _privacy(row: dict[str, Any]) -> list[str]:
@@ -396,6 +405,10 @@ def _begin(settings: Settings, file: Path) -> None:
             Exit.BAD_INPUT, str(error), "Mend the job's file, or name the job differently."
         ) from error
     note(f"job {job.job.name}: {'begins' if created else 'is there already and goes on'}")
+    masked = job.make_masked(job.make_model().layout())
+    if masked is not None:
+        for line in masked.plan.describe():
+            note(f"job {job.job.name}: {line}")
 
 
 def with_shape(job: FederatedJob) -> FederatedJob:

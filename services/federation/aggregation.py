@@ -194,6 +194,8 @@ class Aggregator:
         private = job.protection.section.mechanism != "none"  # then nobody says how well it learns
         keep_figures(self._store, keys, task.iteration, Figures(received, None if private else loss))
         self.done.merges += self._desk.deliver(task, self._clock())
+        if self._secure is not None:
+            self._secure.done(task.iteration)
 
     def _total(self, task: Task) -> tuple[Sum, int]:
         job, total, received = self._job, self._job.empty_sum(), 0
