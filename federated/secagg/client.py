@@ -59,7 +59,12 @@ class ServerCheats(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Against a malicious server: the client's key, and the registrar's word for it."""
+    """Against a malicious server: the client's key, and the registrar's word for it.
+
+    All rests on the registrar. A server that is the registrar, too, can certify keys of its own under any name, sit
+    between all clients, and so learn every vector: keep the two apart, or give devices a list of keys that somebody
+    else vouches for.
+    """
 
     signing: SigningKey = field(repr=False)
     certificate: Certificate

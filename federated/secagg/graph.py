@@ -123,6 +123,15 @@ def smallest_group(n: int, colluding: float, degree: Degree) -> int:
     return n - c
 
 
+def holds_together(n: int, colluding: float, dropouts: float, degree: Degree, malicious: bool) -> bool:
+    """Whether no sum of a few survivors alone can be learnt, but for a probability of 2**-41: event 2 above."""
+    _check(n, colluding, dropouts)
+    c, d = _count(n, colluding), _count(n, dropouts)
+    if malicious:
+        return smallest_group(n, c / n, degree) >= SMALLEST_GROUP * (n - c)
+    return _log_disconnected(n, degree.k, c + d) <= _PER_EVENT
+
+
 def _enough(n: int, k: int, c: int, d: int, malicious: bool) -> Degree | None:
     """The degree with ``k`` neighbours and the smallest threshold that is safe, if the sum then survives."""
     if not malicious and _log_disconnected(n, k, c + d) > _PER_EVENT:

@@ -14,7 +14,10 @@ import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Final, TypeVar
+
+import numpy as np
 
 from federated.secagg.shamir import SHARE_BYTES
 from federated.secagg.stages import Stage
@@ -352,11 +355,18 @@ def bitmap(positions: Iterable[int], clients: int) -> bytes:
     return bytes(bits)
 
 
+def everybody(clients: int) -> bytes:
+    """The set of all ``clients``."""
+    return ((1 << clients) - 1).to_bytes(-(-clients // 8), "little")
+
+
+@lru_cache(maxsize=64)
 def positions_of(bits: bytes, clients: int) -> tuple[int, ...]:
     """The positions in a bitmap, ascending. Raises MessageRefused for a bitmap of another number of clients."""
     if len(bits) != -(-clients // 8) or int.from_bytes(bits, "little") >> clients:
         raise MessageRefused(f"{len(bits)} bytes are no set among {clients} clients")
-    return tuple(place for place in range(clients) if bits[place >> 3] >> (place & 7) & 1)
+    places: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist()
+    return tuple(places)
 
 
 def is_member(bits: bytes, position: int) -> bool:

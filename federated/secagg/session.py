@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from federated.secagg.messages import bitmap, is_member, positions_of, size_of
+from federated.secagg.messages import bitmap, everybody, is_member, positions_of, size_of
 from federated.secagg.settings import Plan
 from federated.secagg.stages import Stage
 
@@ -48,9 +48,9 @@ class Header(NamedTuple):
     def answered(self, stage: Stage) -> bytes:
         """The bitmap of those who answered ``stage``."""
         if stage is Stage.ADVERTISE:
-            return bitmap(range(self.clients), self.clients)
+            return everybody(self.clients)
         bits: bytes = getattr(self, _BITMAPS[stage])
-        return bits or bitmap((), self.clients)
+        return bits or bytes(-(-self.clients // 8))
 
     def members(self, stage: Stage) -> tuple[int, ...]:
         """The positions of those who answered ``stage``, ascending."""

@@ -4,6 +4,11 @@ Threshold t of a client's k share holders (its neighbours), of whom c work with 
   semi-honest: t > c, else they open everything on their own;
   malicious: 2t > k + c, since whoever works with the server gives both of a client's secrets away and an honest holder
     one: both need 2t of k + c shares.
+What a malicious server can still do: refuse service, and in secagg+, where a client asks its own neighbours alone who
+survived, tell parts of the clients different survivors: it then learns the sum of each part, none of which holds fewer
+than a third of the honest clients (``graph.smallest_group``). In secagg two sets of survivors cannot both have t
+signatures.
+
 Ring: 2**bits >= 2 n W B + 1, so that the sum of n vectors of weight up to W and values up to B never wraps.
 """
 
@@ -12,10 +17,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from typing import Final
 
 from federated.privacy.section import SecureAggregationSection
-from federated.secagg.graph import Degree, DegreeRefused, choose
+from federated.secagg.graph import Degree, DegreeRefused, choose, holds_together
 from federated.secagg.ring import Ring, RingRefused
 from federated.secagg.stages import Stage
 
@@ -67,12 +73,7 @@ class Plan:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that clients answer, in order."""
-        stages = [Stage.ADVERTISE, Stage.SHARE, Stage.MASKED, Stage.UNMASK]
-        if self.choosing:
-            stages.insert(1, Stage.CHOOSE)
-        if self.malicious:
-            stages.insert(-1, Stage.CONSISTENT)
-        return tuple(stages)
+        return _stages(self.malicious, self.choosing)
 
     @property
     def masked_bytes(self) -> int:
@@ -98,6 +99,16 @@ class Plan:
             f"ring of {self.ring.bits} bits: 2 x {self.most} clients x weight {self.max_weight} x {self.bound} steps "
             f"of 2**-{self.step_bits} + 1 <= 2**{self.ring.bits}; {self.masked_bytes} bytes a masked vector",
         ]
+
+
+@cache
+def _stages(malicious: bool, choosing: bool) -> tuple[Stage, ...]:
+    stages = [Stage.ADVERTISE, Stage.SHARE, Stage.MASKED, Stage.UNMASK]
+    if choosing:
+        stages.insert(1, Stage.CHOOSE)
+    if malicious:
+        stages.insert(-1, Stage.CONSISTENT)
+    return tuple(stages)
 
 
 def bound_of(section: SecureAggregationSection) -> int:
@@ -201,7 +212,13 @@ def _degree(section: SecureAggregationSection, clients: int) -> Degree:
                 f"of {degree} neighbours {colluding} may work with the server: none of their thresholds is sound; "
                 "use more neighbours"
             )
-        return Degree(degree, threshold)
+        asked = Degree(degree, max(threshold, section.threshold))
+        if not holds_together(clients, section.colluding, section.dropouts, asked, section.malicious):
+            raise PlanRefused(
+                f"with {degree} neighbours of {clients} clients the survivors may fall apart, and the server learn the "
+                "sum of each part: use more neighbours, or leave the setting out"
+            )
+        return asked
     try:
         found = choose(clients, section.colluding, section.dropouts, section.malicious)
     except DegreeRefused as error:

@@ -78,6 +78,8 @@ def test_noise_widens_the_ring_and_not_the_clip() -> None:
         (section("secagg+", neighbours=10), 10, {}, "10 neighbours among 10"),
         (section("secagg+", neighbours=5), 20, {}, "must be even"),
         (section("secagg+", neighbours=2, colluding=0.3), 20, {}, "use more neighbours"),
+        (section("secagg+", neighbours=6, colluding=0.05), 40, {}, "fall apart"),
+        (section("secagg+", neighbours=4, colluding=0.0, malicious=True), 40, {}, "fall apart"),
         (section("secagg+", colluding=0.9, dropouts=0.5), 20, {}, "protocol secagg"),
         (section(), 10, {"least": 11}, "11 clients must remain of 10"),
         (section(clip=1e9, step_bits=30, max_weight=1000), 1000, {}, "more than 64"),
@@ -103,7 +105,7 @@ def test_the_stages_of_each_variant() -> None:
 
 
 def test_few_clients_are_each_others_neighbours() -> None:
-    plan = make_plan(section("secagg+", neighbours=10, threshold=4), 30, 5)
+    plan = make_plan(section("secagg+", neighbours=10, colluding=0.0, dropouts=0.1), 30, 5)
     assert [plan.degree_of(clients) for clients in (30, 11, 10, 5)] == [10, 10, 9, 4]
 
 
