@@ -1,0 +1,1 @@
+"""Attacks on what a protected job shows, so that one sees what protection buys and what not."""

@@ -1,0 +1,1 @@
+"""What attacks on protected updates found, for people and programs."""
