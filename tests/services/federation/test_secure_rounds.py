@@ -6,26 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.federation import Fleet, ask, create, job, model, reference, servers, wait_for
+from support.federation import Fleet, ask, create, job, model, reference, reference_of, servers, wait_for
 
+from federated.device import INITIAL, device_generator
 from federated.job import FederatedJob
 
 CLIENTS = [str(number) for number in range(5)]
 
 
-def secure_job(protocol: str = "secagg", iterations: int = 2, **sections: dict[str, Any]) -> FederatedJob:
+def secure_job(name: str = "job", iterations: int = 2, **sections: dict[str, Any]) -> FederatedJob:
     """A job of five clients whose updates travel under masks."""
-    told = {
-        "protocol": protocol,
-        "dropouts": 0.2,
-        "stage_window_s": 20.0,
-        **sections.pop("secure_aggregation", {}),
-    }
-    return job(clients=len(CLIENTS), iterations=iterations, secure_aggregation=told, **sections)
+    told = {"protocol": "secagg", "dropouts": 0.2, "stage_window_s": 20.0}
+    more = {**told, **sections.pop("secure_aggregation", {})}
+    return job(name, clients=len(CLIENTS), iterations=iterations, secure_aggregation=more, **sections)
 
 
 def test_two_servers_learn_the_sum_of_five_devices_and_no_more(tmp_path: Path) -> None:
-    made = secure_job(iterations=2)
+    made = secure_job()
     with servers(tmp_path, 2) as running:
         urls = [url for _, url in running]
         create(urls[0], made)
@@ -34,7 +31,89 @@ def test_two_servers_learn_the_sum_of_five_devices_and_no_more(tmp_path: Path) -
         wait_for(urls[1], phase="finished", valid=2, invalid=0)
         for url in urls:
             np.testing.assert_array_equal(model(url, "job", 2, made), reference(made, CLIENTS, 2))
-        rows = ask(urls[0], "GET", "/v1/fl/jobs/job/rounds")["rounds"]
+        ended = ask(urls[0], "GET", "/v1/fl/jobs/job/rounds")["rounds"]
         masked = made.make_masked(made.make_model().layout())
         assert masked is not None
-        assert [row["upload_bytes"] for row in rows] == [len(CLIENTS) * masked.plan.masked_bytes] * 2
+        assert [row["upload_bytes"] for row in ended] == [len(CLIENTS) * masked.plan.masked_bytes] * 2
+        assert all(0.5 < row["loss"] < 2.0 for row in ended)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "scaffold": {"strategy": {"name": "scaffold", "population": 5}},
+    "fednova": {"strategy": {"name": "fednova"}, "training": {"steps": 4}},
+    "shared-mask": {
+        "compression": {"upload": "feedback,random_mask:0.5:shared", "download_bits": 8},
+        "secure_aggregation": {"step_bits": 20},
+    },
+    "in-parts": {"servers": {"part_bytes": 64}},
+    "graph": {"secure_aggregation": {"protocol": "secagg+", "neighbours": 4}},
+    "distrusted": {"secure_aggregation": {"malicious": True, "colluding": 0.0}},
+}
+
+
+def test_every_kind_of_job_on_the_same_servers_gives_the_bits_of_plain_sums(tmp_path: Path) -> None:
+    made = {name: secure_job(name, **more) for name, more in VARIANTS.items()}
+    with servers(tmp_path, 2) as running:
+        urls = [url for _, url in running]
+        began = []
+        for name, one in made.items():
+            create(urls[0], one)
+            began.append(Fleet(name, urls, tmp_path / name).start(CLIENTS))
+        for name, one in made.items():
+            wait_for(urls[1], name, phase="finished", valid=2, invalid=0)
+            np.testing.assert_array_equal(
+                model(urls[0], name, 2, one), reference(one, CLIENTS, 2), err_msg=name
+            )
+        for started in began:
+            for thread in started.threads:
+                thread.join(30)
+
+
+def test_whoever_is_selected_beyond_what_is_needed_counts_as_dropped(tmp_path: Path) -> None:
+    rounds = {"mode": "over_selection", "update_model_ratio": "0.6", "over_selection": "1.6"}
+    made = secure_job(iterations=1, rounds=rounds)
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, made)
+        fleet = Fleet("job", [url], tmp_path / "devices")
+        began = fleet.start(CLIENTS)
+        for thread in began.threads:
+            thread.join(60)
+        wait_for(url, phase="finished", valid=1)
+        counted = [client for client in CLIENTS if began.devices[client].spent.accepted]
+        assert len(counted) == 3
+        np.testing.assert_array_equal(model(url, "job", 1, made), reference_of(made, [counted]))
+
+
+def test_noise_of_the_devices_is_in_the_sum_and_no_device_alone_adds_enough(tmp_path: Path) -> None:
+    made = secure_job(
+        iterations=1,
+        privacy={"mechanism": "distributed_gaussian", "clip": 0.5, "noise_multiplier": 1.0},
+        secure_aggregation={"colluding": 0.0, "dropouts": 0.0, "clip": 1.0, "step_bits": 12},
+    )
+    quiet = secure_job(
+        iterations=1,
+        privacy={"mechanism": "central_gaussian", "clip": 0.5, "noise_multiplier": 1e-9},
+        secure_aggregation={"colluding": 0.0, "dropouts": 0.0},
+    )
+    layout = made.make_model().layout()
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, made)
+        Fleet("job", [url], tmp_path / "devices").run(CLIENTS)
+        wait_for(url, phase="finished", valid=1)
+        noisy = model(url, "job", 1, made)
+        row = ask(url, "GET", "/v1/fl/jobs/job/rounds")["rounds"][0]
+        assert row["loss"] is None
+    start = made.make_model().initial(device_generator(made.job.seed, 0, 0, INITIAL))
+    with servers(tmp_path / "quiet") as running:
+        url = running[0][1]
+        create(url, quiet)
+        Fleet("job", [url], tmp_path / "still").run(CLIENTS)
+        wait_for(url, phase="finished", valid=1)
+        apart = (noisy - model(url, "job", 1, quiet)).astype(float) * len(CLIENTS)
+    assert np.linalg.norm(noisy - start) > 0.0
+    # The sum's noise has a standard deviation of the clip (times how little rounding adds); 83 values tell it within
+    # a third.
+    assert 0.66 * 0.5 < apart.std() < 1.34 * 0.6, apart.std()
+    assert layout.size == len(apart)
