@@ -174,7 +174,7 @@ class Accountant:
             raise ValueError(f"releases must be in [0, {last}], not {releases}")
         if not 0 < releases < last:
             return self.epsilon(releases)
-        return min(_epsilon(self.release, self.kind, self.delta, releases, COARSE), self.epsilon(last))
+        return min(self._coarsely(releases), self.epsilon(last))
 
     def curve(self, most: int) -> Column:
         """``running`` of 0, 1, … ``most`` releases, ``[most + 1]``."""
@@ -184,9 +184,13 @@ class Accountant:
         """The most releases whose ε is at most ``budget``; MOST_RELEASES stands for any number."""
         if self.kind == "rdp":
             return most_within(self.epsilon, budget)
-        # Distributions take a tenth of a second each: begin where the fast accountant ends.
+        # Distributions in fine steps take tenths of a second each: begin where faster ways end.
         guess = most_within(replace(self, kind="rdp").epsilon, budget)
+        guess = most_within(self._coarsely, budget, guess)
         return most_within(self.epsilon, budget, guess)
+
+    def _coarsely(self, releases: int) -> float:
+        return _epsilon(self.release, self.kind, self.delta, releases, COARSE) if releases else 0.0
 
 
 @lru_cache(maxsize=2**16)

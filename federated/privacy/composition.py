@@ -64,12 +64,15 @@ def pure_epsilon(epsilon: float, releases: int, delta: float) -> float:
 def most_within(cost: Callable[[int], float], budget: float, guess: int = 1) -> int:
     """The most releases whose ``cost`` is within ``budget``, at most MOST_RELEASES. ``cost`` grows with the number;
     ``guess`` is where to look first. The number given was itself asked for, so it is never too large."""
-    low, high = 0, max(1, min(guess, MOST_RELEASES))
-    while cost(high) <= budget:
-        low = high
-        if low == MOST_RELEASES:
-            return low
-        high = min(2 * high, MOST_RELEASES)
+    low, high = 0, MOST_RELEASES + 1
+    at, step = max(1, min(guess, MOST_RELEASES)), 1
+    # In growing steps from the guess, until it is known on both sides how far the budget goes.
+    while low < at < high:
+        if cost(at) <= budget:
+            low, at = at, min(at + step, high)
+        else:
+            high, at = at, max(at - step, low)
+        step *= 2
     while high - low > 1:
         middle = (low + high) // 2
         if cost(middle) <= budget:
