@@ -236,6 +236,30 @@ def test_simulations_repeat_and_resume_bit_for_bit(tmp_path: Path, privacy: dict
     assert (again.simulation.world.reports == whole.simulation.world.reports).all()
 
 
+@pytest.mark.parametrize("mechanism", ["distributed_gaussian", "distributed_skellam", "central_gaussian"])
+def test_noise_under_secure_aggregation_is_in_the_sum_and_is_counted(tmp_path: Path, mechanism: str) -> None:
+    masked = {
+        "secure_aggregation": {"protocol": "secagg", "dropouts": 0.0, "colluding": 0.1},
+        "rounds": {"update_model_ratio": 1},
+    }
+    found = []
+    for name, multiplier in (("little", 0.05), ("much", 20.0)):
+        (tmp_path / name).mkdir()
+        privacy = {"mechanism": mechanism, "clip": 0.2, "noise_multiplier": multiplier}
+        built = simulated(tmp_path / name, privacy, 2, **masked)
+        first = built.simulation.weights.copy()
+        rows = finish(built)
+        assert all(row.valid and row.loss is None for row in rows)
+        found.append((rows[-1].epsilon or math.inf, built.simulation.weights - first))
+    (dear, near), (cheap, far) = found
+    assert cheap < 1.0 < dear
+    # Ten devices, of whom one may collude: nine make z·C together, all ten a little more; two rounds, divided by ten.
+    extra = 10 / 9 if mechanism != "central_gaussian" else 1.0
+    wanted = 20.0 * 0.2 * math.sqrt(2.0 * extra) / 10.0
+    assert float(far.std()) == pytest.approx(wanted, rel=0.25)
+    assert float(near.std()) < wanted / 10.0
+
+
 def test_noise_changes_what_is_learned_and_a_clip_alone_does_too(tmp_path: Path) -> None:
     found = set()
     for name, privacy in (
