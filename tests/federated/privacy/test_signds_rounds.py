@@ -19,6 +19,7 @@ from federated.job import JobRefused, load_job
 from federated.payload import encode_update
 from federated.privacy.signds import reports_of
 from federated.simulator.build import build
+from federated.simulator.simulation import Simulation
 from federated.sums import ContributionRefused
 from services.datasets.federations import open_federation
 from services.federation.assembly import assemble_job
@@ -164,3 +165,26 @@ def test_a_job_of_signds_is_written_and_read_the_same(tmp_path: Path) -> None:
     path.write_text(made.to_toml())
     assert load_job(path) == made
     assert made.make_strategy().server_rate == 0.1
+
+
+def test_a_simulation_resumes_with_the_threshold_that_its_clients_were_told(tmp_path: Path) -> None:
+    federation, _ = open_federation("digits", tmp_path, clients=60, seed=1)
+    made = load_job(tables(simulation={"checkpoint_every": 2}, rounds={"fl_iteration_num": 6}))
+
+    def begin(name: str) -> Simulation:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return build(made, federation, tmp_path / name).simulation
+
+    whole, cut = begin("whole"), begin("cut")
+    list(whole.run())
+    running = cut.run()
+    for _ in range(3):
+        next(running)
+    cut.close()
+    again = begin("cut")
+    assert again.resume()
+    list(again.run())
+    assert again.weights.tobytes() == whole.weights.tobytes()
+    assert again.learning.state.scalars == whole.learning.state.scalars
+    whole.close()
+    again.close()
