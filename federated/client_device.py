@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote
 
 import numpy as np
 
 from federated.client_folder import DeviceFolder, LedgerUnreadable, Memory, Pending
+from federated.client_held import HeldModel
 from federated.client_http import Answer, Call
-from federated.client_secure import Next, SecureRound, ServerDistrusted, begin_round, mask_update
+from federated.client_secure import Next, RoundLost, SecureRound, ServerDistrusted, begin_round, mask_update
 from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
 from federated.client_trainer import Trainer, client_number
-from federated.compression import BaseUnknown, BodyRefused, Held, difference, receive
+from federated.compression import BaseUnknown, BodyRefused
 from federated.device import (
     COMPRESSION,
     ControlVariates,
@@ -113,7 +113,7 @@ class Device:
         self._round_began = 0
         self._secure: SecureRound | None = None
         self._missed = 0  # the last iteration that goes on without this device
-        self._held = self._read_held()
+        self._held = HeldModel(folder, terms.grid, trainer.layout.size)
         self._pending = folder.pending()
         if self._pending is not None:
             self._begin_upload()
@@ -171,6 +171,8 @@ class Device:
                 self._staged(self._secure.received(answer), now)
             else:
                 self._reply(decode_reply(answer.body, now), now)
+        except RoundLost as error:
+            self._miss(now, str(error))
         except ServerDistrusted as error:
             # Whatever it sends next, it is not to learn more.
             self._drop()
@@ -243,7 +245,7 @@ class Device:
         pending = self._pending
         if self._step is _Step.START:
             self._round_began = self.spent.sent + self.spent.received
-            held = 0 if self._held is None else self._held.version + 1
+            held = 0 if self._held.version is None else self._held.version + 1
             return Call(
                 "POST", f"{self._path}/start", encode_start(StartRequest(self._client, self._facts, held))
             )
@@ -252,7 +254,7 @@ class Device:
             return self._secure.call()
         if self._step is _Step.MODEL:
             assert self._admitted is not None
-            held_query = "" if self._held is None else f"?held={self._held.version}"
+            held_query = "" if self._held.version is None else f"?held={self._held.version}"
             return Call("GET", f"{self._path}/models/{self._admitted.version}{held_query}")
         assert pending is not None
         if self._step is _Step.UPLOAD:
@@ -284,7 +286,8 @@ class Device:
         section = self._terms.protection.section
         spent = report_epsilon(section, reports)
         return Done(
-            "budget", f"{reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}"
+            "budget",
+            f"{reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}",
         )
 
     def _affords(self, call: Call) -> bool:
@@ -294,8 +297,9 @@ class Device:
         if self._step is _Step.START:
             needed = max(needed, self._round_bytes)
         elif self._step is _Step.MODEL:
-            grid, size = self._terms.grid, self._trainer.layout.size
-            needed += 4 * size if grid is None else grid.most_bytes()
+            needed += self._held.most_bytes
+        elif self._secure is not None and self._step is _Step.STAGE:
+            needed += self._secure.most_reply
         return self.spent.sent + self.spent.received + needed <= self._budget.bytes
 
     # What came back.
@@ -380,37 +384,16 @@ class Device:
         self._whole = False
 
     def _take_model(self, body: bytes, now: float) -> None:
-        layout, grid = self._trainer.layout, self._terms.grid
-        found = decode_model(body, layout.size)
+        found = decode_model(body, self._trainer.layout.size)
         self.spent.download_bytes += len(body)
         try:
-            if grid is not None:
-                held = receive(grid, found.model, self._held if isinstance(self._held, Held) else None)
-                vector = held.vector(grid)
-                self._keep(held)
-            else:
-                vector = self._read_plain(found.version, found.base, found.model)
+            vector = self._held.take(found)
         except BaseUnknown:
-            self._forget()
             return  # asks again, for the whole model
         except BodyRefused as error:
             raise FrameRefused(str(error)) from error
         self._start, self._instructions, self._server = vector, found.instructions, dict(found.vectors)
         self._step = _Step.TRAIN
-
-    def _read_plain(self, version: int, base: int, model: bytes) -> Array:
-        if base:
-            if not isinstance(self._held, _Plain) or self._held.version != base - 1 or model:
-                raise BaseUnknown(f"version {base - 1} is not held")
-            return self._held.vector
-        size = self._trainer.layout.size
-        if len(model) != 4 * size:
-            raise BodyRefused(f"{len(model)} bytes are not {size} float32")
-        vector = np.frombuffer(model, "<f4").astype(np.float32)
-        if not np.isfinite(vector).all():
-            raise BodyRefused("the model holds NaN or infinity")
-        self._keep(_Plain(version, vector))
-        return vector
 
     # What is kept.
 
@@ -469,8 +452,8 @@ class Device:
             self._missed = self._admitted.iteration
         self.spent.missed += 1
         self._forget_masks()
-        self._step = _Step.START
         self._wait = Wait(now + self._pause_s(), why)
+        self._round_over()
 
     def _pause_s(self) -> float:
         pause_s = _ANEW_S if self._terms.secure is None else self._terms.secure.pause_s
@@ -480,41 +463,6 @@ class Device:
         if self._secure is not None:
             self._secure.close()
             self._secure = None
-
-    def _keep(self, held: Held | _Plain) -> None:
-        self._held = held
-        if isinstance(held, Held):
-            assert self._terms.grid is not None
-            self._folder.keep_held(difference(self._terms.grid, held, None))
-        else:
-            self._folder.keep_held(held.version.to_bytes(8, "little") + held.vector.astype("<f4").tobytes())
-
-    def _forget(self) -> None:
-        self._held = None
-        self._folder.keep_held(None)
-
-    def _read_held(self) -> Held | _Plain | None:
-        body = self._folder.held()
-        if body is None:
-            return None
-        try:
-            if self._terms.grid is not None:
-                return receive(self._terms.grid, body)
-        except BodyRefused:
-            return None
-        if len(body) != 8 + 4 * self._trainer.layout.size:
-            return None
-        return _Plain(
-            int.from_bytes(body[:8], "little"), np.frombuffer(body, "<f4", offset=8).astype(np.float32)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """A version held in float32."""
-
-    version: int
-    vector: Array
 
 
 def _code(body: bytes) -> str:
@@ -531,7 +479,8 @@ def summary(device: Device, done: Done) -> Mapping[str, object]:
     spent = device.spent
     return {
         "ended": done.why, "detail": done.detail, "accepted": spent.accepted, "refused": spent.refused,
-        "lost": spent.lost, "diverged": spent.diverged, "sent_bytes": spent.sent, "received_bytes": spent.received,
+        "lost": spent.lost, "diverged": spent.diverged, "missed": spent.missed,
+        "sent_bytes": spent.sent, "received_bytes": spent.received,
         "upload_bytes": spent.upload_bytes, "download_bytes": spent.download_bytes,
         "loss": spent.losses[-1] if spent.losses else None,
     }  # fmt: skip

@@ -23,10 +23,23 @@ if TYPE_CHECKING:
     from federated.secagg.client import Client, Identity
 
 TICKET = "X-Ticket"
+_HEAD_BYTES, _CLIENT_BYTES = (
+    64,
+    600,
+)  # of a message, and in it of each client: a name, keys and signatures, a leaf
 
 
 class ServerDistrusted(RuntimeError):
     """The server does not keep to the protocol of secure aggregation: this device has stopped, and says why."""
+
+
+class RoundLost(RuntimeError):
+    """Another client, or the server, has spoilt this iteration for this device: it tells nothing more in it, and takes
+    part again in the next."""
+
+
+_SPOILT = frozenset({"bad_sealed", "too_few_signatures"})
+"""Rules that another client may have broken, which cannot be told from the server's doing."""
 
 
 class Next(Enum):
@@ -78,8 +91,8 @@ class SecureRound:
         return Call("POST", path, self._answer, self._headers)
 
     def received(self, answer: Answer) -> Next:
-        """The request was answered well. Raises ServerDistrusted for what an honest server cannot have sent, and
-        MessageRefused for bytes that are no message."""
+        """The request was answered well. Raises ServerDistrusted for what an honest server cannot have sent, RoundLost
+        for what another client may have spoilt, and MessageRefused for bytes that are no message."""
         from federated.secagg.client import ServerCheats
 
         if self._answer is not None:
@@ -89,6 +102,8 @@ class SecureRound:
         try:
             self._answer = self._client.receive(answer.body)
         except ServerCheats as error:
+            if error.rule in _SPOILT:
+                raise RoundLost(str(error)) from error
             raise ServerDistrusted(
                 f"the server breaks the protocol of secure aggregation: {error}"
             ) from error
@@ -109,6 +124,11 @@ class SecureRound:
     def uploaded(self) -> Next:
         """The masked vector is counted."""
         return self._forth()
+
+    @property
+    def most_reply(self) -> int:
+        """The longest answer to a request of a stage."""
+        return _HEAD_BYTES + self._client.plan.most * _CLIENT_BYTES
 
     def close(self) -> None:
         """Forget the secrets."""

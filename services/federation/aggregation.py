@@ -152,7 +152,7 @@ class Aggregator:
 
     def _hold(self, task: Task) -> None:
         if not self._desk.renew(task, self._clock()):
-            raise LeaseLost(f"group {task.number} of iteration {task.iteration} went to another server")
+            raise LeaseLost(f"{task.kind} {task.number} of iteration {task.iteration} went to another server")
 
     def _add(self, total: Sum, slots: Sequence[Slot]) -> int:
         """Add what ``slots`` name; gives the bytes of their bodies."""
@@ -186,7 +186,8 @@ class Aggregator:
             state = job.strategy.apply_updates(state, contributions)
             loss = sum(c.loss * c.weight for c in contributions) / sum(c.weight for c in contributions)
         else:
-            total, received = self._total(task) if self._masked is None else self._masked.total(task)
+            hold = partial(self._hold, task)
+            total, received = self._total(task) if self._masked is None else self._masked.total(task, hold)
             # A merge that is tried again draws fresh noise; one attempt alone is ever published.
             state, released = apply_sum(job.strategy, job.protection, state, total, SYSTEM)
             loss = released.mean_scalar("loss")

@@ -36,9 +36,9 @@ class MaskedSums:
                 hold()
         return received.to_bytes(_COUNT_BYTES, "little") + ring.pack(total)
 
-    def total(self, task: Task) -> tuple[Sum, int]:
-        """The sum of an iteration without its masks, and the bytes of the bodies in it. Raises MasksStay, RecordRefused
-        and RingRefused."""
+    def total(self, task: Task, hold: Callable[[], None]) -> tuple[Sum, int]:
+        """The sum of an iteration without its masks, and the bytes of the bodies in it; ``hold`` as for a group. Raises
+        MasksStay, RecordRefused and RingRefused."""
         ring, received = self._plan.ring, 0
         words: Words = ring.zeros(self._plan.length)
         for number, attempt in task.partials:
@@ -48,9 +48,9 @@ class MaskedSums:
             received += int.from_bytes(body[:_COUNT_BYTES], "little")
             ring.add_into(words, ring.unpack(body[_COUNT_BYTES:], self._plan.length))
         clients = self._desk.header().uploads
-        values = ring.signed(self._secure.reveal(task.iteration, words))
+        self._secure.reveal(task.iteration, words, hold)
         try:
-            return self._secure.masked.to_sum(values, clients, task.iteration), received
+            return self._secure.masked.to_sum(ring.signed(words), clients, task.iteration), received
         except ValuesRefused as error:
             raise MasksStay(f"spoilt sum: {error}") from error
 

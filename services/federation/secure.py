@@ -17,6 +17,7 @@ from typing import Final
 
 from federated.rounds import Desk, Header, Phase, Store
 from federated.secagg.desk import SecAggDesk, SessionUnknown
+from federated.secagg.masks import add_masks
 from federated.secagg.ring import Words
 from federated.secagg.roster import Context
 from federated.secagg.server import SumLost
@@ -28,6 +29,7 @@ from services.api.problems import Problem
 from services.federation.figures import Figures, keep_figures
 from services.federation.hosted import HostedJob
 from services.federation.metrics import FederationMetrics
+from services.federation.signing import registrar_of
 
 
 class MasksStay(RuntimeError):
@@ -35,6 +37,7 @@ class MasksStay(RuntimeError):
 
 
 _LATE: Final = frozenset({"late", "full", "not_in_roster", "dropped", "failed"})
+_MASKS: Final = 256  # added between two looks at the lease
 _KEPT: Final = 4  # iterations whose desks are kept open
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,10 @@ class SecureRounds:
         self._store, self._job, self._rounds = store, job, desk
         self._metrics, self._clock, self._wake = metrics, clock, wake
         self._session = Session(masked.plan)
+        # Keys that nobody certified are refused here: among clients they would stop everybody.
+        told = job.secure.registrar
+        registrar = bytes.fromhex(told) if told else registrar_of(job.key).public
+        self._registrar = registrar if masked.plan.malicious else None
         self._desks: OrderedDict[int, SecAggDesk] = OrderedDict()
         self._opening = threading.Lock()
         self._seen: dict[int, tuple[Stage, float]] = {}
@@ -150,18 +157,21 @@ class SecureRounds:
         found = self._standing(header.iteration)
         return found is not None and found.stage is Stage.REVEAL
 
-    def reveal(self, iteration: int, total: Words) -> Words:
-        """``total`` [L], the sum of all counted vectors, without masks. Raises MasksStay."""
+    def reveal(self, iteration: int, total: Words, hold: Callable[[], None]) -> None:
+        """Take the masks off ``total`` [L], the sum of all counted vectors, in place. ``hold`` is called now and then:
+        many dropouts cost many masks. Raises MasksStay."""
         began = time.perf_counter()
         try:
-            found = self._desk(iteration).reveal(total)
+            found = self._desk(iteration).masks()
         except SumLost as error:
             raise MasksStay(f"too few shares: {error}") from error
         if found.liars:
             liars = ", ".join(found.liars[:10])
             log.warning("job %s: iteration %d: wrong shares of %s", self._job.name, iteration, liars)
+        for start in range(0, len(found.seeds), _MASKS):
+            add_masks(total, found.seeds[start : start + _MASKS], self.masked.plan.ring)
+            hold()
         self._metrics.secure_seconds.labels(self._job.name, "reveal").observe(time.perf_counter() - began)
-        return found.words
 
     def done(self, iteration: int) -> None:
         """The sum was taken."""
@@ -200,7 +210,8 @@ class SecureRounds:
         with self._opening:
             found = self._desks.get(iteration)
             if found is None:
-                found = SecAggDesk(self._store, self._session, Context(self._job.name, iteration))
+                context = Context(self._job.name, iteration)
+                found = SecAggDesk(self._store, self._session, context, self._registrar)
                 self._desks[iteration] = found
                 if len(self._desks) > _KEPT:
                     self._desks.popitem(last=False)

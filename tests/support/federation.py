@@ -67,7 +67,7 @@ def reference(job: FederatedJob, clients: Sequence[str], iterations: int) -> Arr
 
 
 def reference_of(job: FederatedJob, cohorts: Sequence[Sequence[str]]) -> Array:
-    """The same, of iterations in which these clients were counted."""
+    """The same, of iterations in which these clients were counted: nobody in one that was void."""
     everybody = {client for clients in cohorts for client in clients}
     model, strategy, scheme = job.make_model(), job.make_strategy(), job.make_scheme()
     layout, seed = model.layout(), job.job.seed
@@ -78,6 +78,8 @@ def reference_of(job: FederatedJob, cohorts: Sequence[Sequence[str]]) -> Array:
     controls = {client: np.zeros(layout.size, np.float32) for client in everybody}
     masked = job.make_masked(layout)
     for iteration, clients in enumerate(cohorts, 1):
+        if not clients:
+            continue
         start = state.weights if chain is None else chain.vector()
         asked = strategy.instructions(state)
         total = sum_for(strategy, layout, len(clients))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.federation import Started, ask, create, job, model, ready, reference_of, servers, wait_for
+from support.federation import Fleet, Started, ask, create, job, model, ready, reference_of, servers, wait_for
 from support.touched import Died, Touched
 
 from federated.client_http import Answer, Call, HttpTransport, NetworkLost
@@ -168,6 +169,35 @@ def test_too_few_who_share_make_the_iteration_void_and_the_next_is_whole(tmp_pat
             metrics = transport.send(Call("GET", "/metrics")).body.decode()
         assert 'headwater_federation_secure_failures_total{job="job",stage="share"} 1.0' in metrics
         assert 'headwater_federation_secure_stage_seconds_count{job="job",stage="reveal"} 1.0' in metrics
+
+
+def test_a_device_that_seals_rubbish_costs_its_neighbours_one_iteration(tmp_path: Path) -> None:
+    made = job(
+        clients=4,
+        iterations=2,
+        rounds={"update_model_time_window_s": 1.0, "global_iteration_time_window_s": 8.0},
+        secure_aggregation={"protocol": "secagg", "colluding": 0.0, "dropouts": 0.2, "stage_window_s": 1.5},
+    )
+
+    class Rubbish(HttpTransport):
+        def send(self, call: Call) -> Answer:
+            if call.path.endswith("/secure/1/share") and call.method == "POST":
+                call = replace(call, body=call.body[:-1] + bytes([call.body[-1] ^ 1]))
+            return super().send(call)
+
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, made)
+        fleet = Fleet("job", [url], tmp_path / "devices")
+        plain = fleet.transport
+        fleet.transport = lambda client: Rubbish([url]) if client == "0" else plain(client)  # type: ignore[method-assign]
+        began = fleet.start(CLIENTS[:4])
+        wait_for(url, phase="finished", valid=1, invalid=1)
+        for thread in began.threads:
+            thread.join(30)
+        assert {end.why for end in began.done.values()} == {"finished"}
+        assert began.devices["3"].spent.missed == 1  # its share was the last
+        np.testing.assert_array_equal(model(url, "job", 1, made), reference_of(made, [[], CLIENTS[:4]]))
 
 
 def test_a_server_that_swaps_a_key_is_found_out_and_told_nothing_more(tmp_path: Path) -> None:
