@@ -252,10 +252,14 @@ class FederatedJob:
             bits = self.compression.download_bits
             return Grid.for_layout(layout, bits) if bits else None
 
-    def make_protection(self) -> Protection:
-        """How clients are protected, at the device and at the server. Raises JobRefused."""
+    def make_protection(self, layout: Layout | None = None) -> Protection:
+        """How clients are protected, at the device and at the server. Raises JobRefused, also for a ``layout`` that
+        the mechanism does not protect."""
         with _refusing("privacy"):
-            return make_protection(self.privacy, self._circumstances())
+            protection = make_protection(self.privacy, self._circumstances())
+            if layout is not None:
+                protection.require_layout(layout)
+            return protection
 
     def _circumstances(self) -> Circumstances:
         """What the mechanism needs to know of the rounds: how many clients are expected, and how many are surely
@@ -452,19 +456,6 @@ class FederatedJob:
             )
 
     def _check_protection(self, strategy: Strategy) -> None:
-        protection = self.make_protection()
-        if self.data.items or (self.data.features and self.data.classes):
-            layout = self.make_model().layout()
-            with _refusing("privacy"):
-                protection.require_layout(layout)
-        if isinstance(protection, LocalNoise):
-            # Servers refuse larger numbers, and no draw of noise is beyond 40 scales.
-            largest = Bounds(self.rounds.most_uploads, strategy.largest_weight).magnitude
-            if protection.scale * 40.0 + self.privacy.clip > largest:
-                raise JobRefused(
-                    f"privacy: noise of scale {protection.scale:.4g} passes the largest value {largest:g} that a sum "
-                    "of so many uploads may hold: lower privacy.clip or raise privacy.epsilon"
-                )
         scheme = self.make_scheme()
         with _refusing("privacy"):
             require_sound(
@@ -479,6 +470,16 @@ class FederatedJob:
                     scheme is not None and scheme.shared_support,
                 )
             )
+        sized = self.data.items or (self.data.features and self.data.classes)
+        protection = self.make_protection(self.make_model().layout() if sized else None)
+        if isinstance(protection, LocalNoise):
+            # Servers refuse larger numbers; a draw beyond 40 scales has a chance below 1e-17.
+            largest = Bounds(self.rounds.most_uploads, strategy.largest_weight).magnitude
+            if protection.scale * 40.0 + self.privacy.clip > largest:
+                raise JobRefused(
+                    f"privacy: noise of scale {protection.scale:.4g} passes the largest value {largest:g} that a sum "
+                    "of so many uploads may hold: lower privacy.clip or raise privacy.epsilon"
+                )
 
     def _check_simulation(self) -> None:
         simulation = self.simulation

@@ -70,10 +70,7 @@ def build(
             )
         )
     model = model or job.make_model(federation.features, federation.classes)
-    try:
-        job.make_protection().require_layout(model.layout())
-    except ValueError as error:
-        raise JobRefused(f"privacy: {error}") from error
+    protection = job.make_protection(model.layout())
     try:
         habits = read_section(Habits, simulation.habits, "habits")
         availability = make_availability(simulation.availability, seed, share=simulation.share, trace=trace)
@@ -95,7 +92,7 @@ def build(
         scheme=job.make_scheme(),
         grid=job.make_grid(model.layout()),
         state_bytes=simulation.state_bytes,
-        protection=job.make_protection(),
+        protection=protection,
         masked=job.make_masked(model.layout()),
         messages=job.secure_aggregation.simulate == "protocol",
     )
@@ -110,7 +107,7 @@ def build(
         names=job.rounds.members,
         needs_facts=_looks_at_facts(selection),
         patience_s=simulation.patience_s,
-        most_reports=job.make_protection().most_reports,
+        most_reports=protection.most_reports,
     )
     made = Simulation(
         store,

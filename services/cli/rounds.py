@@ -384,6 +384,7 @@ def _begin(settings: Settings, file: Path) -> None:
     from contextlib import closing
 
     from federated.job import JobRefused, load_job
+    from federated.privacy.accounting_statement import statement
     from services.cli.items import with_items
     from services.cli.output import note
     from services.federation.assembly import require_fits
@@ -405,7 +406,11 @@ def _begin(settings: Settings, file: Path) -> None:
             Exit.BAD_INPUT, str(error), "Mend the job's file, or name the job differently."
         ) from error
     note(f"job {job.job.name}: {'begins' if created else 'is there already and goes on'}")
-    masked = job.make_masked(job.make_model().layout())
+    layout = job.make_model().layout()
+    if job.privacy.mechanism != "none":
+        for line in statement(job.exposure(layout.size), 0).lines():
+            note(f"job {job.job.name}: {line}")
+    masked = job.make_masked(layout)
     if masked is not None:
         for line in masked.plan.describe():
             note(f"job {job.job.name}: {line}")

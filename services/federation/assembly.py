@@ -25,7 +25,7 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.servers.part_bytes,
         job.into,
         job.data.items,
-        job.make_protection(),
+        job.make_protection(model.layout()),
         job.secure_aggregation,
         job.make_masked(model.layout()),
         job.exposure(model.layout().size),

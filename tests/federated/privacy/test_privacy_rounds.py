@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from federated.simulator.build import Built, build
 from federated.simulator.simulation import Row
 from federated.weights import Array
 from federated.wire import encode_model, encode_reply
+from services.federation.assembly import assemble_job
 
 TICKETS = Tickets("job", b"k" * 32)
 SECTION = PrivacySection(mechanism="local_gaussian", epsilon=2.0, budget_epsilon=4.0)
@@ -322,6 +323,18 @@ def test_a_model_with_statistics_is_refused_at_start(tmp_path: Path) -> None:
     job = load_job({"rounds": {"start_fl_job_threshold": 10}, "privacy": {"mechanism": "central_gaussian"}})
     with pytest.raises(JobRefused, match=r"n\.running_mean is a statistic"):
         build(job, FEDERATION, tmp_path, model=Normed())  # type: ignore[arg-type]
+
+
+def test_servers_refuse_a_model_that_is_not_protected_also_where_its_size_is_told_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = load_job({"rounds": {"start_fl_job_threshold": 10}, "privacy": {"mechanism": "central_gaussian"}})
+    sized = replace(made, data=replace(made.data, features=4, classes=2))
+    assert assemble_job(sized, bytes(32)).protection.section.mechanism == "central_gaussian"
+    layout = Layout((Field("a", (4,)), Field("n.running_mean", (2,), kind="statistic")))
+    monkeypatch.setattr("federated.models.perceptron.Perceptron.layout", lambda model: layout)
+    with pytest.raises(JobRefused, match=r"n\.running_mean is a statistic"):
+        assemble_job(sized, bytes(32))
 
 
 CLIENTS = [str(number) for number in range(4)]
