@@ -7,7 +7,7 @@ with x takes part at all, which is what the privacy of a sum speaks about.
 
 The adversary sees every iteration's model and what its view shows. At each model it works out what the client would
 have sent with and without x, as far as it knows, and adds up the log-likelihood ratios. What those are worth it learns
-from worlds of its own, one half of the runs, and judges the other half.
+from worlds of its own, half as many again, before it judges.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ def attack(
     says."""
     learner = _Learner(setting)
     assumed = _assume(setting, learner, view, federations, generator)
+    taught = max(8, federations.worlds // 2)
     present, absent = (
-        _ratios(setting, learner, view, assumed, federations, with_record, generator)
+        _ratios(
+            setting, learner, view, assumed, federations, taught + federations.worlds, with_record, generator
+        )
         for with_record in (True, False)
     )
-    members, others = _ordered(present, absent)
+    judge = _taught(present[:taught], absent[:taught])
+    members, others = judge(present[taught:]), judge(absent[taught:])
     return Membership(told(members, others, generator), members, others)
 
 
@@ -147,16 +151,17 @@ def _ratios(
     view: View,
     assumed: _Assumed,
     federations: Federations,
+    worlds: int,
     with_record: bool,
     generator: np.random.Generator,
 ) -> Floats:
-    """The summed log-likelihood ratio of each world [worlds]."""
+    """The summed log-likelihood ratio of each world [``worlds``]."""
     size = max(1, _MEMORY_VALUES // (federations.clients * setting.start.size))
     found = []
-    for first in range(0, federations.worlds, size):
-        count = min(size, federations.worlds - first)
-        worlds = _draw_worlds(setting, federations, count, with_record, generator)
-        found.append(_run(setting, learner, view, assumed, federations, worlds, with_record, generator))
+    for first in range(0, worlds, size):
+        count = min(size, worlds - first)
+        some = _draw_worlds(setting, federations, count, with_record, generator)
+        found.append(_run(setting, learner, view, assumed, federations, some, with_record, generator))
     return np.concatenate(found)
 
 
@@ -214,16 +219,6 @@ def _run(
             ratios += assumed.present.rows(own_report, having) - assumed.absent.rows(own_report, usual)
         models += step
     return ratios
-
-
-def _ordered(present: Floats, absent: Floats) -> tuple[Floats, Floats]:
-    """Scores of worlds with x and without: each half by what the other half of both teaches."""
-    scores: list[list[Floats]] = [[], []]
-    for tested, taught in ((0, 1), (1, 0)):
-        judge = _taught(present[taught::2], absent[taught::2])
-        scores[0].append(judge(present[tested::2]))
-        scores[1].append(judge(absent[tested::2]))
-    return np.concatenate(scores[0]), np.concatenate(scores[1])
 
 
 def _taught(present: Floats, absent: Floats) -> Callable[[Floats], Floats]:
