@@ -264,8 +264,8 @@ class FederatedJob:
     def _circumstances(self) -> Circumstances:
         """What the mechanism needs to know of the rounds: how many clients are expected, and how many are surely
         honest. Raises JobRefused."""
-        rounds, thresholds = self.rounds, self.rounds.thresholds
-        expected: float = rounds.buffer_size if rounds.mode == "buffered" else thresholds.uploads_close
+        thresholds = self.rounds.thresholds
+        expected: float = thresholds.uploads_close
         selection = self.make_selection()
         if isinstance(selection, Poisson):
             expected = selection.expected(self._drawn_rounds().sampled)

@@ -136,6 +136,15 @@ def _amplified(facts: Facts) -> str | None:
     return None
 
 
+def _buffered_sum(facts: Facts) -> str | None:
+    if facts.privacy.mechanism == "central_gaussian" and facts.mode == "buffered":
+        return (
+            "a fast client may stand in one buffer twice, and central_gaussian's noise is for one update of each; take "
+            "rounds.mode sync or over_selection"
+        )
+    return None
+
+
 def _adaptive_clip(facts: Facts) -> str | None:
     privacy = facts.privacy
     if privacy.clipping != "adaptive" or not facts.noisy:
@@ -147,8 +156,6 @@ def _adaptive_clip(facts: Facts) -> str | None:
         )
     if privacy.per_layer:
         return "an adaptive clip follows one norm: set privacy.per_layer = false"
-    if facts.mode == "buffered":
-        return "a buffer mixes updates of several clips: take rounds.mode sync or over_selection"
     if facts.masked:
         return (
             "the count that an adaptive clip follows is not noised inside the sum of secure aggregation: "
@@ -190,6 +197,7 @@ RULES: Final[Sequence[Rule]] = (
     _signs_under_masks,
     _buffered_signs,
     _amplified,
+    _buffered_sum,
     _adaptive_clip,
     _clipped_weights,
     _compressed_sum,

@@ -333,7 +333,11 @@ MASKED = {"secure_aggregation": {"protocol": "secagg"}}
         (ADAPTIVE, {"compression": {"upload": "quantise:8"}}, "lengthens updates"),
         (ADAPTIVE, MASKED, "not noised inside the sum"),
         ({**ADAPTIVE, "clip_count_noise": 0.1}, {}, "clip_count_noise"),
-        (ADAPTIVE, {"rounds": {"mode": "buffered", "start_fl_job_threshold": 0}}, "several clips"),
+        (
+            {"mechanism": "central_gaussian"},
+            {"rounds": {"mode": "buffered", "start_fl_job_threshold": 0}},
+            "stand in one buffer twice",
+        ),
         ({"mechanism": "central_gaussian", "protects": "weights"}, {}, "fixed number of clients"),
         (
             {"mechanism": "distributed_skellam"},
