@@ -14,7 +14,7 @@ from federated.attacks.rates import Floats
 from federated.layout import Layout
 from federated.privacy.clipping import Norm, clip_rows, parts_of
 from federated.privacy.mechanisms import make_protection
-from federated.privacy.noised import Circumstances, DistributedNoise
+from federated.privacy.noised import CentralNoise, Circumstances, DistributedNoise
 from federated.privacy.protection import Protection
 from federated.privacy.randomness import Randomness, SeededRandomness
 from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggregationSection
@@ -39,10 +39,12 @@ def claimed(section: PrivacySection, clients: int, step_bits: int, size: int, re
     return math.inf if accountant is None else accountant.epsilon(releases)
 
 
-def clip_by(layout: Layout, section: PrivacySection) -> Clip:
-    """What the mechanism makes of updates before its noise."""
+def clip_by(layout: Layout, section: PrivacySection, start: Array) -> Clip:
+    """What the mechanism makes of updates from ``start`` [D] before its noise."""
     norm: Norm = "l1" if section.mechanism == "local_laplace" else "l2"
     parts = parts_of(layout, section.clip, norm, section.per_layer)
+    if section.protects == "weights":
+        return lambda updates: clip_rows(start + updates, parts, norm)[0] - start
     return lambda updates: clip_rows(updates, parts, norm)[0]
 
 
@@ -51,7 +53,8 @@ def noise_of(protection: Protection, layout: Layout) -> float:
     if isinstance(protection, DistributedNoise):
         noise = protection.noise(layout)
         return noise.local_sigma * math.sqrt(noise.honest) / protection.steps
-    return protection.section.noise_multiplier * protection.section.clip
+    assert isinstance(protection, CentralNoise)
+    return protection.multiplier * protection.section.clip
 
 
 def median_norm(rows: Array, norm: Norm) -> float:

@@ -138,7 +138,11 @@ def _local(around: Around, section: PrivacySection) -> Contender:
     protection = make_protection(section)
     assert isinstance(protection, noised.LocalNoise)
     view = LocalNoise(
-        protection, around.layout, around.setting.start, clip_by(around.layout, section), protection.scale
+        protection,
+        around.layout,
+        around.setting.start,
+        clip_by(around.layout, section, around.setting.start),
+        protection.scale,
     )
     return _with_claims(
         around, section, SecureAggregationSection(),
@@ -171,7 +175,7 @@ def _sums(
     def release(updates: Array, generator: np.random.Generator) -> Floats:
         return release_by(protection, layout, start, updates, generator)
 
-    view = Summed(release, clip_by(layout, section), sigma, False)
+    view = Summed(release, clip_by(layout, section, start), sigma, False)
     sees = f"the noisy sum of {around.clients}"
     line = Contender(section.mechanism, label_of(section), adversary, sees, view)
     yield _with_claims(around, section, secure, line)
@@ -182,7 +186,7 @@ def _sums(
 
 
 def _clipped_view(around: Around, section: PrivacySection) -> View:
-    return Sent(clipped=clip_by(around.layout, section))
+    return Sent(clipped=clip_by(around.layout, section, around.setting.start))
 
 
 def _with_claims(

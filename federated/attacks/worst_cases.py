@@ -50,7 +50,7 @@ def _reports(protection: LocalNoise, tries: int, generator: np.random.Generator)
     layout = _layout(_LOCAL_SIZE)
     canary = np.zeros((tries, layout.size), np.float32)
     canary[:, 0] = HUGE * protection.section.clip
-    clipped = clip_by(layout, protection.section)
+    clipped = clip_by(layout, protection.section, np.zeros(layout.size, np.float32))
     likelihood: Likelihood = Normal(_isotropic(layout.size, protection.scale**2), clipped)
     if protection.norm == "l1":
         likelihood = Laplace(protection.scale, clipped)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = ("#1565c0", "#ef6c00", "#2e7d32")
 _SMALLEST: Final = 1e-4
+_COLOUR_CYCLE: Final = 10
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -52,7 +53,7 @@ def _bars(axes: Axes, rows: Sequence[InversionRow]) -> None:
             [max(rate.value, _SMALLEST) for rate in rates],
             height,
             color=_COLOURS[place % len(_COLOURS)],
-            label=f"{client.records} record{'s' if client.records > 1 else ''}, knows {client.knows}",
+            label="1 record" if client.records == 1 else f"{client.records} records, knows {client.knows}",
         )
         axes.hlines(
             at, [max(rate.low, _SMALLEST) for rate in rates], [rate.high for rate in rates], "black", lw=0.8
@@ -73,10 +74,13 @@ def _line(label: str, adversary: str, sees: str) -> str:
 
 
 def _curves(axes: Axes, rows: Sequence[MembershipRow]) -> None:
-    for row in rows:
+    for place, row in enumerate(rows):
         false, true = row.found.curve
         axes.plot(
-            false, true, label=f"{row.line.label}, {row.line.adversary}: {row.found.told.auc.value:.2f}"
+            false,
+            true,
+            linestyle="-" if place < _COLOUR_CYCLE else ":",
+            label=f"{row.line.label}, {row.line.adversary}: {row.found.told.auc.value:.2f}",
         )
     axes.plot([0, 1], [0, 1], color="grey", linestyle="--", label="chance")
     axes.set(title="membership, area under the curve", xlabel="false positives", ylabel="true positives")

@@ -68,7 +68,12 @@ def attack(
         str,
         typer.Option(help="What is known of a client's other records: rest (all), or candidates (nothing)."),
     ] = "rest",
-    cohort: Annotated[int, typer.Option(min=2, max=10_000, help="Clients whose updates are summed.")] = 10,
+    cohort: Annotated[
+        int | None,
+        typer.Option(
+            min=2, max=10_000, help="Clients whose updates are summed (10; of a job its own, up to 100)."
+        ),
+    ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="Of a report, local mechanisms (1 and 8); may be repeated.")
     ] = None,
@@ -129,6 +134,7 @@ def attack(
             for count in records or (1, 8)
         )
         own = 0 if wanted is None else wanted.job.seed
+        summed = cohort or _cohort(wanted)
         plan = Plan(
             protections,
             _attacks(attacks),
@@ -137,9 +143,9 @@ def attack(
             keep_clips=wanted is not None,
             victims=victims,
             trials=trials,
-            clients=cohort,
+            clients=summed,
             delta=delta,
-            federations=Federations(worlds, rounds, cohort, victims[-1].records),
+            federations=Federations(worlds, rounds, summed, victims[-1].records),
             audited=audited,
             seed=own if seed is None else seed,
         )
@@ -169,6 +175,10 @@ def _job(path: Path) -> FederatedJob:
     from federated.job import load_job
 
     return load_job(path)
+
+
+def _cohort(job: FederatedJob | None) -> int:
+    return 10 if job is None else min(max(2, job.rounds.thresholds.uploads_floor), 100)
 
 
 def _protections(

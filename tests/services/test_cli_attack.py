@@ -101,7 +101,8 @@ def test_a_job_is_attacked_as_it_is(attack: Run, tmp_path: Path) -> None:
         [privacy]
         mechanism = "local_gaussian"
         epsilon = 2.0
-        clip = 0.25
+        clip = 4.0
+        protects = "weights"
         """
     )
     code, out, err = attack(*QUICK, "--job", "job.toml", "--attack", "inversion", "--format", "json")
