@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from federated.secagg.settings import Plan, PlanRefused, bound_of, make_plan
 from federated.strategies import Strategy
 from federated.sums import Bounds, Contribution, Sum
 from federated.weights import Array
+
+_BLOCK: Final = 8192  # coordinates worked on at once, which stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,28 @@ class MaskedUpdates:
             whole.vectors[name][places] = vector
         whole.scalars, whole.clients, whole.most_steps = dict(found.scalars), clients, found.most_steps
         return whole
+
+    @property
+    def quick(self) -> bool:
+        """Whether float32 holds every quantised value: then ``rounded`` may stand for the ring's integers."""
+        return self.plan.clip_steps <= 2**24
+
+    def rounded(self, update: Update) -> Contribution:
+        """``plain``, of a finite update whose vectors are zero where nothing is sent, quickly: all steps are exact in
+        float32, since a step is a power of two and no quantised value has more than 24 bits (``quick``)."""
+        contribution = self.strategy.contribution(self.layout, update)
+        limit, steps = np.float32(self.plan.clip_steps), np.float32(2.0**self.plan.step_bits)
+        vectors = {}
+        for name, vector in contribution.vectors.items():
+            vectors[name] = np.empty_like(vector)
+            for start in range(0, len(vector), _BLOCK):
+                q = vectors[name][start : start + _BLOCK]
+                np.multiply(vector[start : start + _BLOCK], steps, out=q)
+                np.rint(q, out=q)
+                np.minimum(q, limit, out=q)
+                np.maximum(q, -limit, out=q)
+                q *= 1 / steps
+        return replace(contribution, vectors=vectors)
 
     def plain(self, update: Update, iteration: int) -> Contribution:
         """What a client of a plain job would have to contribute [D] for the same bits."""

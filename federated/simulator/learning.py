@@ -35,7 +35,6 @@ from federated.privacy.protection import Protection, Unprotected
 from federated.privacy.randomness import SeededRandomness
 from federated.privacy.server import apply_sum, first_state, instructions_of
 from federated.rounds import RoundSettings
-from federated.secagg.quantise import ValuesRefused
 from federated.secagg.updates import MaskedUpdates
 from federated.simulator.cohort import Clients, Cohort, Engine, Rows, Trained
 from federated.simulator.downloads import Downloads, Published
@@ -399,14 +398,11 @@ def _mask(ring: MaskedSum, sent: Trained, refused: dict[str, int]) -> npt.NDArra
     controls = sent.vectors.get("control")
     if controls is not None:
         sent.vectors["control"] = controls = controls.copy()
-    for place, (client, update) in enumerate(zip(sent.clients.tolist(), _updates(sent), strict=True)):
-        try:
-            read = ring.add(client, update)
-        except ValuesRefused:
+    for place, read in enumerate(ring.add(sent.clients.tolist(), list(_updates(sent)))):
+        if read is None:
             refused["values"] = refused.get("values", 0) + 1
             accepted[place] = False
-            continue
-        if controls is not None:
+        elif controls is not None:
             controls[place] = read["control"]
     return accepted
 

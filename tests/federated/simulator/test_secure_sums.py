@@ -92,6 +92,35 @@ def test_every_message_of_the_protocol_gives_the_same_bits(variant: str, tmp_pat
     np.testing.assert_array_equal(learned(protocol, tmp_path / "all"), learned(sums, tmp_path / "sums"))
 
 
+@pytest.mark.parametrize("mechanism", ["distributed_gaussian", "distributed_skellam"])
+def test_noise_inside_the_ring_is_that_of_the_protocol(mechanism: str, tmp_path: Path) -> None:
+    told: dict[str, Any] = {
+        "privacy": {"mechanism": mechanism, "clip": 0.5, "noise_multiplier": 0.5},
+        "secure_aggregation": {"clip": 1.0, "step_bits": 10, "colluding": 0.0},
+    }
+    found = learned(secure_job(**told), tmp_path / "sums")
+    np.testing.assert_array_equal(found, learned(secure_job("protocol", **told), tmp_path / "all"))
+    still = {
+        **told,
+        "privacy": {**told["privacy"], "mechanism": "central_gaussian", "noise_multiplier": 1e-9},
+    }
+    assert np.abs(found - learned(secure_job(**still), tmp_path / "still")).max() > 0.05
+
+
+def test_a_sum_of_fewer_than_the_noise_is_sized_for_is_no_sum(tmp_path: Path) -> None:
+    made = secure_job(
+        privacy={"mechanism": "distributed_gaussian", "clip": 0.5},
+        secure_aggregation={"clip": 1.0, "step_bits": 10, "colluding": 0.0},
+    )
+    masked = made.make_masked(made.make_model().layout())
+    assert masked is not None
+    assert masked.plan.least == made.rounds.thresholds.uploads_floor == 4
+    simulation = build(made, federation(), tmp_path, checkpoints=False).simulation
+    with pytest.raises(NothingToApply, match="4 are needed"):
+        simulation.learning.learn([Counted(client, 1, 0) for client in range(3)], 0, None, 6)
+    simulation.close()
+
+
 def test_a_server_that_may_cheat_changes_no_bit(tmp_path: Path) -> None:
     told = {"malicious": True, "dropouts": 0.2}
     cohorts = [CLIENTS, CLIENTS[1:], CLIENTS]
