@@ -1,0 +1,1 @@
+"""Companies that share users but not features: joint training without moving a feature or a label."""

@@ -1,0 +1,195 @@
+"""A party's own rows: ids, features, and labels where it has them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_COLUMNS: Final = 10_000
+MOST_ROWS: Final = 50_000_000
+NAMED: Final = 5
+"""Examples in a message about wrong rows."""
+
+
+class TableRefused(ValueError):
+    """A file that is no table of this kind; the message names file, row and column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """N rows. ``ids``: N different, non-empty strings. ``features``: float64 [N, F], finite or NaN (missing).
+
+    ``labels``: float64 [N], finite, or None at a party without. Raises ValueError where shapes differ.
+    """
+
+    ids: tuple[str, ...]
+    features: npt.NDArray[np.float64]
+    names: tuple[str, ...]
+    labels: npt.NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.ids)
+        if self.features.shape != (rows, len(self.names)):
+            raise ValueError(f"features {self.features.shape} of {rows} rows and {len(self.names)} names")
+        if self.labels is not None and self.labels.shape != (rows,):
+            raise ValueError(f"labels {self.labels.shape} of {rows} rows")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Table:
+        """The rows at these positions, in this order. Raises IndexError beyond the table."""
+        labels = None if self.labels is None else self.labels[rows]
+        ids = tuple(self.ids[row] for row in rows.tolist())
+        return replace(self, ids=ids, features=self.features[rows], labels=labels)
+
+    def align(self, ids: Sequence[str]) -> Table:
+        """The rows of ``ids``, in that order (PSI's ordered intersection). Raises ValueError naming what is missing."""
+        at = {one: row for row, one in enumerate(self.ids)}
+        missing = [one for one in ids if one not in at]
+        if missing:
+            raise ValueError(f"{len(missing)} ids are not in the table, such as {missing[:NAMED]}")
+        return self.take(np.array([at[one] for one in ids], np.int64))
+
+    def digest(self) -> bytes:
+        """32 bytes that are equal for the same ids in the same order."""
+        hashed = hashlib.sha256()
+        for one in self.ids:
+            encoded = one.encode()
+            hashed.update(len(encoded).to_bytes(4, "little") + encoded)
+        return hashed.digest()
+
+
+def read_table(path: Path, *, id_column: str = "id", label_column: str | None = None) -> Table:
+    """The table in ``path`` (``.csv`` with a header, or ``.parquet``). All other columns are features.
+
+    An empty cell, ``NA`` or ``NaN`` is a missing feature. Raises TableRefused: not readable, a column that is not
+    there, a cell that is no finite number, an empty or repeated id, a missing label.
+    """
+    try:
+        columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    except OSError as error:
+        raise TableRefused(f"{path} cannot be read: {error.strerror or error}") from error
+    for wanted in (id_column, *(() if label_column is None else (label_column,))):
+        if wanted not in columns:
+            raise TableRefused(f"{path} has no column {wanted!r}; it has {', '.join(list(columns)[:20])}")
+    ids = tuple("" if one is None else str(one).strip() for one in columns.pop(id_column))
+    _check_ids(ids, path)
+    labels = None
+    if label_column is not None:
+        labels = _numbers(columns.pop(label_column), path, label_column)
+        if missing := np.flatnonzero(np.isnan(labels)).tolist():
+            raise TableRefused(f"{path}: no label in rows {[row + 1 for row in missing[:NAMED]]}")
+    features = np.empty((len(ids), len(columns)))
+    for place, (name, cells) in enumerate(columns.items()):
+        features[:, place] = _numbers(cells, path, name)
+    return Table(ids, features, tuple(columns), labels)
+
+
+def write_csv(table: Table, path: Path, *, id_column: str = "id", label_column: str = "y") -> None:
+    """``table`` as ``read_table`` reads it back; numbers as the shortest text that is the same float64."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        labelled = table.labels is not None
+        writer.writerow([id_column, *([label_column] if labelled else []), *table.names])
+        for row, one in enumerate(table.ids):
+            label = [] if table.labels is None else [_text(float(table.labels[row]))]
+            writer.writerow([one, *label, *(_text(value) for value in table.features[row].tolist())])
+
+
+def _text(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def _csv(path: Path) -> dict[str, Sequence[Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            _check_names(header, path)
+            rows: list[list[str]] = []
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise TableRefused(
+                        f"{path}, line {reader.line_num}: {len(row)} cells, {len(header)} columns"
+                    )
+                if len(rows) >= MOST_ROWS:
+                    raise TableRefused(f"{path} has more than {MOST_ROWS} rows")
+                rows.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise TableRefused(f"{path} is no CSV in UTF-8: {error}") from error
+    if not rows:
+        return dict.fromkeys(header, ())
+    return dict(zip(header, zip(*rows, strict=True), strict=True))
+
+
+def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise TableRefused(f"{path} is no Parquet: {error}") from error
+    _check_names(table.column_names, path)
+    if table.num_rows > MOST_ROWS:
+        raise TableRefused(f"{path} has more than {MOST_ROWS} rows")
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    if not names:
+        raise TableRefused(f"{path} is empty: a header is expected")
+    if len(names) > MOST_COLUMNS:
+        raise TableRefused(f"{path} has {len(names)} columns; at most {MOST_COLUMNS}")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated or "" in names:
+        raise TableRefused(f"{path}: columns without a name, or of the same: {repeated[:NAMED]}")
+
+
+def _check_ids(ids: Sequence[str], path: Path) -> None:
+    empty = [row + 1 for row, one in enumerate(ids) if not one]
+    if empty:
+        raise TableRefused(f"{path}: no id in {len(empty)} rows, such as rows {empty[:NAMED]}")
+    seen: set[str] = set()
+    repeated = [one for one in ids if one in seen or seen.add(one)]  # type: ignore[func-returns-value]
+    if repeated:
+        raise TableRefused(f"{path}: {len(repeated)} ids stand more than once, such as {repeated[:NAMED]}")
+
+
+def _numbers(cells: Sequence[Any], path: Path, name: str) -> npt.NDArray[np.float64]:
+    try:
+        found = np.array([_number(cell) for cell in cells], np.float64)
+    except (ValueError, TypeError):
+        found = np.full(len(cells), np.inf)
+    if not np.isinf(found).any():
+        return found
+    for row, cell in enumerate(cells):
+        try:
+            wrong = math.isinf(_number(cell))
+        except (ValueError, TypeError):
+            wrong = True
+        if wrong:
+            raise TableRefused(
+                f"{path}, row {row + 1}, column {name!r}: {str(cell)[:40]!r} is no finite number"
+            )
+    return found
+
+
+def _number(cell: Any) -> float:
+    if cell is None or (isinstance(cell, str) and cell.strip() in ("", "NA", "NaN", "nan")):
+        return math.nan
+    return float(cell)
