@@ -1,7 +1,8 @@
 """Secure aggregation: the sum of what clients send is learnt, and nothing else of it.
 
-What stands here needs NumPy alone. ``federated.secagg.masks`` and ``federated.secagg.keys`` need the package
-`cryptography` and are imported by those who mask, seal or sign.
+What stands here, the plan (``settings``), the fixed point (``quantise``) and the messages need NumPy alone. Those who
+mask, seal or sign need the package `cryptography` and are imported lazily: ``masks``, ``keys``, ``roster``, ``client``,
+``server``, ``desk`` and ``local``.
 """
 
 from federated.secagg.graph import Degree, DegreeRefused, choose, complete, regular_graph, smallest_group

@@ -101,7 +101,9 @@ class Client:
         draw: Draw = os.urandom,
     ) -> None:
         if plan.malicious and (identity is None or registrar is None):
-            raise ValueError("against a malicious server a client needs its identity and the registrar's public key")
+            raise ValueError(
+                "against a malicious server a client needs its identity and the registrar's public key"
+            )
         self.plan = plan
         self.context = context
         self.name = name
@@ -167,7 +169,9 @@ class Client:
         another length and RingRefused for a value that does not fit."""
         secrets, ring = self._alive(), self.plan.ring
         if self._masked or self._due != (wire.Survivors,):
-            raise RuntimeError("masked already" if self._masked else "the neighbours' shares have not arrived")
+            raise RuntimeError(
+                "masked already" if self._masked else "the neighbours' shares have not arrived"
+            )
         if values.shape != (self.plan.length,):
             raise ValueError(f"a vector of shape {list(values.shape)}, not [{self.plan.length}]")
         words = ring.of(values)
@@ -248,7 +252,10 @@ class Client:
             common.CHOSEN_BY_MOST * self.plan.degree_of(self._clients) + common.CHOSEN_SPARE,
         )
         if len(read.choosers) > most or self._position in read.choosers:
-            self._stop("flooded", f"{len(read.choosers)} clients are said to have chosen this one, at most {most} can")
+            self._stop(
+                "flooded",
+                f"{len(read.choosers)} clients are said to have chosen this one, at most {most} can",
+            )
         self._around = Neighbourhood(self._around.holders, read.choosers)
         self._take(read.entries)
         return self._share(secrets)
@@ -297,7 +304,9 @@ class Client:
             entry = self._entries[holder]
             sealed.append(seal(self._pair(secrets, entry), one + other, self._bound(self.name, entry.name)))
         self._due = (wire.Delivery,)
-        return wire.Sharing(common.commitment(self.context, self.name, secrets.seed), tuple(sealed)).to_bytes()
+        return wire.Sharing(
+            common.commitment(self.context, self.name, secrets.seed), tuple(sealed)
+        ).to_bytes()
 
     def _delivery(self, read: wire.Delivery, secrets: _Secrets) -> None:
         sharers = wire.positions_of(read.shared, self._clients)
@@ -355,7 +364,9 @@ class Client:
             except SignatureRefused:
                 self._stop("changed_survivors", f"{entry.name} did not sign this set of survivors")
         if len(read.signatures) < self.plan.threshold:
-            self._stop("too_few_signatures", f"{len(read.signatures)} signatures, {self.plan.threshold} are needed")
+            self._stop(
+                "too_few_signatures", f"{len(read.signatures)} signatures, {self.plan.threshold} are needed"
+            )
         return self._unmasking(secrets)
 
     def _unmasking(self, secrets: _Secrets) -> bytes:
@@ -377,7 +388,9 @@ class Client:
         assert self._identity is not None
         certificate, signing = self._identity.certificate, self._identity.signing
         signature = signing.sign(common.advertised(self.context, self.name, plain))
-        return Advertisement(plain.sealing, plain.masking, certificate.public, certificate.signature, signature)
+        return Advertisement(
+            plain.sealing, plain.masking, certificate.public, certificate.signature, signature
+        )
 
     def _agreement(self, name: str) -> bytes:
         return common.agreed(self.context, name, self._root, self._shared, self._survivors)

@@ -120,7 +120,9 @@ class SecAggDesk:
         def step(values: Mapping[str, bytes | None]) -> tuple[Mapping[str, bytes | None], Reply]:
             before = self._parsed(values[self._header])
             known = any(values[key] not in (None, client.encode()) for key in keys)
-            decision = self.session.receive(before, _entry(values[self._entry(client)]), stage, digest, now, known)
+            decision = self.session.receive(
+                before, _entry(values[self._entry(client)]), stage, digest, now, known
+            )
             writes = self._moved(before, decision.header)
             if decision.counted:
                 assert decision.entry is not None
@@ -203,7 +205,9 @@ class SecAggDesk:
             raise SumLost(header.reason or f"the iteration stands at {header.stage.name}")
         return self._filled(header)
 
-    def _look(self, client: str, stage: Stage, digest: bytes, now: float) -> Reply | tuple[Header, Entry | None]:
+    def _look(
+        self, client: str, stage: Stage, digest: bytes, now: float
+    ) -> Reply | tuple[Header, Entry | None]:
         stored, body = read(self.store, [self._header, self._entry(client)])
         decision = self.session.receive(self._parsed(stored), _entry(body), stage, digest, now)
         if decision.counted:
@@ -212,7 +216,9 @@ class SecAggDesk:
         assert decision.reply is not None
         return decision.reply
 
-    def _check(self, header: Header, entry: Entry | None, client: str, stage: Stage, body: bytes) -> list[str]:
+    def _check(
+        self, header: Header, entry: Entry | None, client: str, stage: Stage, body: bytes
+    ) -> list[str]:
         """The keys of the store that say who advertised the public keys in ``body``. Raises ClientRefused."""
         if stage is Stage.ADVERTISE:
             read_ = check_advertising(self.plan, self.context, self.registrar, client, body)
@@ -284,7 +290,9 @@ class SecAggDesk:
 
     def _parsed(self, body: bytes | None) -> Header:
         if body is None:
-            raise SessionUnknown(f"no secure aggregation in iteration {self.context.iteration} of {self.context.job}")
+            raise SessionUnknown(
+                f"no secure aggregation in iteration {self.context.iteration} of {self.context.job}"
+            )
         return Header.from_bytes(body)
 
     def _entry(self, client: str) -> str:

@@ -203,7 +203,9 @@ class Roster:
         """Raises MessageRefused."""
         clients, position, listed, count = _ROSTER.unpack(rest.take(_ROSTER.size))
         if position >= clients or listed not in (0, clients) or count > clients:
-            raise MessageRefused(f"{listed} leaves, {count} entries and position {position} of {clients} clients")
+            raise MessageRefused(
+                f"{listed} leaves, {count} entries and position {position} of {clients} clients"
+            )
         leaves = tuple(rest.take(TAG_BYTES + DIGEST_BYTES) for _ in range(listed))
         return Roster(clients, position, leaves, _entries(rest, count, clients))
 
@@ -365,7 +367,9 @@ def positions_of(bits: bytes, clients: int) -> tuple[int, ...]:
     """The positions in a bitmap, ascending. Raises MessageRefused for a bitmap of another number of clients."""
     if len(bits) != -(-clients // 8) or int.from_bytes(bits, "little") >> clients:
         raise MessageRefused(f"{len(bits)} bytes are no set among {clients} clients")
-    places: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist()
+    places: list[int] = np.flatnonzero(
+        np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    ).tolist()
     return tuple(places)
 
 

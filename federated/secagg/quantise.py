@@ -144,7 +144,9 @@ class Quantiser:
             **{name: _rounded(value, weight, name) for name, value in contribution.scalars.items()},
         }
         if scalars.keys() != layout.digits().keys():
-            raise ValuesRefused(f"scalars {sorted(contribution.scalars)} where {list(layout.scalars)} are summed")
+            raise ValuesRefused(
+                f"scalars {sorted(contribution.scalars)} where {list(layout.scalars)} are summed"
+            )
         out = np.empty(layout.length, np.int64)
         np.multiply(q, weight, out=out[: layout.values])
         at = layout.values
@@ -170,7 +172,9 @@ class Quantiser:
         at = layout.values
         for name, count in layout.digits().items():
             digits = total[at : at + count].tolist()
-            found.scalars[name] = sum(digit << (layout.digit_bits * place) for place, digit in enumerate(digits))
+            found.scalars[name] = sum(
+                digit << (layout.digit_bits * place) for place, digit in enumerate(digits)
+            )
             at += count
         found.clients = clients
         steps = found.scalars["steps"]

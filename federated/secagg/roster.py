@@ -99,5 +99,6 @@ def chosen(choices: Mapping[int, Sequence[int]], clients: int) -> dict[int, Neig
             if holder in origins:
                 origins[holder].append(position)
     return {
-        position: Neighbourhood(tuple(sorted(choices[position])), tuple(origins[position])) for position in choices
+        position: Neighbourhood(tuple(sorted(choices[position])), tuple(origins[position]))
+        for position in choices
     }

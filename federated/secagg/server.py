@@ -110,7 +110,9 @@ class Board:
     _places: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.leaves = tuple(common.leaf(self.context, entry.name, entry.advertisement) for entry in self.entries)
+        self.leaves = tuple(
+            common.leaf(self.context, entry.name, entry.advertisement) for entry in self.entries
+        )
         self.root = common.root_of(self.context, self.leaves)
         if not self.plan.choosing:
             self.around = self._drawn()
@@ -221,7 +223,9 @@ class Board:
                 if other not in survivors:
                     continue
                 peer = self.entries[other]
-                agreed = key.agree(peer.advertisement.masking, self.context.pair("mask", entry.name, peer.name))
+                agreed = key.agree(
+                    peer.advertisement.masking, self.context.pair("mask", entry.name, peer.name)
+                )
                 seeds.append((agreed, -1 if other < position else 1))
                 agreements += 1
         unread = {p for p, held in shares.items() if wire.UNREADABLE in held.values()}
@@ -235,7 +239,9 @@ class Board:
         shares: dict[int, dict[int, bytes]] = {p: {} for p in wire.positions_of(self.shared, self.clients)}
         for holder in sorted(unmaskings):
             body = unmaskings[holder]
-            for at, sender in zip(range(_SHARES_AT, len(body), SHARE_BYTES), self._senders(holder), strict=True):
+            for at, sender in zip(
+                range(_SHARES_AT, len(body), SHARE_BYTES), self._senders(holder), strict=True
+            ):
                 shares[sender][holder] = body[at : at + SHARE_BYTES]
         return shares
 

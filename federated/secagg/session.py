@@ -22,7 +22,9 @@ DIGEST_BYTES: Final = 16
 ANSWERED: Final = 6  # stages that clients answer
 _NONE: Final = bytes(DIGEST_BYTES)
 
-Code = Literal["late", "full", "not_in_roster", "dropped", "different_body", "bad_message", "duplicate_key", "failed"]
+Code = Literal[
+    "late", "full", "not_in_roster", "dropped", "different_body", "bad_message", "duplicate_key", "failed"
+]
 
 
 class RecordRefused(ValueError):
@@ -58,7 +60,9 @@ class Header(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """JSON, with the format's version first."""
-        fields = {name: value.hex() if isinstance(value, bytes) else value for name, value in self._asdict().items()}
+        fields = {
+            name: value.hex() if isinstance(value, bytes) else value for name, value in self._asdict().items()
+        }
         return json.dumps({"format": FORMAT, **fields}, separators=(",", ":")).encode()
 
     @classmethod
@@ -165,7 +169,13 @@ class Session:
         return self._settle(self._at(header, now))
 
     def receive(
-        self, header: Header, entry: Entry | None, stage: Stage, digest: bytes, now: float, known_key: bool = False
+        self,
+        header: Header,
+        entry: Entry | None,
+        stage: Stage,
+        digest: bytes,
+        now: float,
+        known_key: bool = False,
     ) -> Decision:
         """A client's sound message for ``stage``, with the ``digest`` (16 bytes) of its bytes. ``entry``: the client's
         part so far; ``known_key``: another client has advertised one of these keys. Gives Taken, Waiting or Refused."""
@@ -174,7 +184,11 @@ class Session:
         header = self._settle(self._at(header, now))
         if entry is not None and entry.digests[stage] != _NONE:
             same = entry.digests[stage] == digest
-            reply = Taken(repeated=True) if same else Refused("different_body", f"answered {stage.name} differently")
+            reply = (
+                Taken(repeated=True)
+                if same
+                else Refused("different_body", f"answered {stage.name} differently")
+            )
             return Decision(header, entry, reply)
         refusal = self._not_now(header, entry, stage)
         if refusal is None and known_key:
@@ -220,7 +234,9 @@ class Session:
     def deadline(self, header: Header) -> float | None:
         """When the stage's window ends; None where there is none: before it is known who was admitted, and where
         others count the uploads."""
-        timed = self._closes_here(header.stage) and not (header.stage is Stage.ADVERTISE and not header.expected)
+        timed = self._closes_here(header.stage) and not (
+            header.stage is Stage.ADVERTISE and not header.expected
+        )
         return header.stage_at + self.plan.stage_window_s if timed else None
 
     # How stages close.
@@ -275,7 +291,9 @@ class Session:
                     return Refused("dropped", f"{before.name} ended without this client")
         if header.stage < stage:
             ends = self.deadline(header)
-            return Waiting(header.stage, self.plan.stage_window_s if ends is None else max(ends - header.clock, 0.0))
+            return Waiting(
+                header.stage, self.plan.stage_window_s if ends is None else max(ends - header.clock, 0.0)
+            )
         return None
 
 

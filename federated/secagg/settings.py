@@ -172,7 +172,9 @@ def _holders(section: SecureAggregationSection, clients: int) -> tuple[int, int,
     """(degree, threshold, colluding holders)."""
     if section.protocol == "secagg":
         if section.neighbours:
-            raise PlanRefused("neighbours are for protocol secagg+: in secagg everybody is everybody's neighbour")
+            raise PlanRefused(
+                "neighbours are for protocol secagg+: in secagg everybody is everybody's neighbour"
+            )
         degree = clients - 1
         colluding = min(_share(section.colluding, clients), degree)
     else:
@@ -204,7 +206,9 @@ def _degree(section: SecureAggregationSection, clients: int) -> Degree:
         if degree >= clients:
             raise PlanRefused(f"{degree} neighbours among {clients} clients: use secagg, or fewer neighbours")
         if degree % 2:
-            raise PlanRefused(f"neighbours must be even, so that a regular graph exists: {degree + 1}, not {degree}")
+            raise PlanRefused(
+                f"neighbours must be even, so that a regular graph exists: {degree + 1}, not {degree}"
+            )
         colluding = most_colluding(clients, degree, section.colluding)
         threshold = _smallest(degree, colluding, section.malicious)
         if threshold > degree:

@@ -32,7 +32,9 @@ def names(clients: int) -> list[str]:
 def inputs(of: Plan, clients: int = 0, seed: int = 0) -> dict[str, Integers]:
     """Whole-range inputs int64 [L] of as many clients as the plan takes."""
     draws, limit = np.random.default_rng(seed), of.bound * of.max_weight
-    return {name: draws.integers(-limit, limit, of.length, endpoint=True) for name in names(clients or of.most)}
+    return {
+        name: draws.integers(-limit, limit, of.length, endpoint=True) for name in names(clients or of.most)
+    }
 
 
 def plain_sum(given: Mapping[str, Integers], who: Iterable[str]) -> Integers:

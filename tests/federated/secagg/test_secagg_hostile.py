@@ -44,7 +44,14 @@ def of(protocol: str = "secagg", malicious: bool = False) -> Plan:
     if protocol == "secagg":
         return plan("secagg", malicious, clients=CLIENTS, length=6, threshold=5, colluding=0.2, dropouts=0.1)
     return plan(
-        "secagg+", malicious, clients=CLIENTS, length=6, neighbours=6, threshold=5, colluding=0.0, dropouts=0.1
+        "secagg+",
+        malicious,
+        clients=CLIENTS,
+        length=6,
+        neighbours=6,
+        threshold=5,
+        colluding=0.0,
+        dropouts=0.1,
     )
 
 
@@ -101,7 +108,9 @@ def replayed(roster: Message) -> Message:
     entry = entry_of(roster, 0)
     registrar = Registrar()
     identity = enrol("local", {entry.name: 0}, registrar)[entry.name]
-    before = Client(of(malicious=True), Context("local", 0), entry.name, identity, registrar.public).advertise()
+    before = Client(
+        of(malicious=True), Context("local", 0), entry.name, identity, registrar.public
+    ).advertise()
     old = read_as(Advertisement, before)
     return swapped(roster, 0, sealing=old.sealing, masking=old.masking)
 
@@ -273,7 +282,9 @@ def test_wrong_survivors(malicious: bool, change: Change, rule: str) -> None:
 # Consistency: two groups are told different survivors.
 
 
-def splits(on: Plan, told_otherwise: tuple[str, ...], forge: Callable[[Message], Message] | None = None) -> Local:
+def splits(
+    on: Plan, told_otherwise: tuple[str, ...], forge: Callable[[Message], Message] | None = None
+) -> Local:
     """The server says that client-0 dropped out, to some, and forwards the signatures that it has."""
     given = inputs(on)
 
@@ -453,8 +464,18 @@ BAD = [
     (False, Stage.ADVERTISE, changed(Advertisement, lambda a: replace(a, masking=bytes(32))), "bad_key"),
     (False, Stage.ADVERTISE, changed(Advertisement, lambda a: replace(a, masking=a.sealing)), "bad_key"),
     (True, Stage.ADVERTISE, changed(Advertisement, lambda a: Advertisement(a.sealing, a.masking)), "signed"),
-    (True, Stage.ADVERTISE, changed(Advertisement, lambda a: replace(a, signature=bytes(64))), "bad_signature"),
-    (True, Stage.ADVERTISE, changed(Advertisement, lambda a: replace(a, certificate=bytes(64))), "bad_signature"),
+    (
+        True,
+        Stage.ADVERTISE,
+        changed(Advertisement, lambda a: replace(a, signature=bytes(64))),
+        "bad_signature",
+    ),
+    (
+        True,
+        Stage.ADVERTISE,
+        changed(Advertisement, lambda a: replace(a, certificate=bytes(64))),
+        "bad_signature",
+    ),
     (False, Stage.SHARE, changed(Sharing, lambda s: replace(s, sealed=s.sealed[1:])), "holders"),
     (False, Stage.SHARE, lambda body: Consent(bytes(64)).to_bytes(), "malformed"),
     (False, Stage.MASKED, lambda body: body + b"\0", "malformed"),

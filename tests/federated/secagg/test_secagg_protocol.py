@@ -89,7 +89,9 @@ def test_any_pattern_of_dropouts_ends_right_or_not_at_all(protocol: str, malicio
 # Threshold, exactly.
 
 
-@pytest.mark.parametrize(("malicious", "last"), [(False, Stage.UNMASK), (True, Stage.UNMASK), (True, Stage.CONSISTENT)])
+@pytest.mark.parametrize(
+    ("malicious", "last"), [(False, Stage.UNMASK), (True, Stage.UNMASK), (True, Stage.CONSISTENT)]
+)
 def test_the_threshold_is_enough_and_one_less_is_not(malicious: bool, last: Stage) -> None:
     of = plan(malicious=malicious, clients=8, threshold=6 if malicious else 4, dropouts=0.1)
     given = inputs(of)
@@ -139,7 +141,8 @@ class Crowd:
         registrar = Registrar()
         identities = enrol("job", self.given, registrar)
         self.clients = {
-            name: Client(self.of, self.context, name, identities[name], registrar.public) for name in self.given
+            name: Client(self.of, self.context, name, identities[name], registrar.public)
+            for name in self.given
         }
         self.registrar = registrar.public
         self.desk().create(self.now, len(self.given))
@@ -254,7 +257,9 @@ def test_strangers_and_late_comers_are_told() -> None:
     assert crowd.desk().shared("client-3")
     assert not crowd.desk().shared("client-4")
     assert not crowd.desk().shared("client-5")
-    assert crowd.desk().receive("a\nb", Stage.SHARE, b"", 0.0) == Refused("not_in_roster", "not the id of a client")
+    assert crowd.desk().receive("a\nb", Stage.SHARE, b"", 0.0) == Refused(
+        "not_in_roster", "not the id of a client"
+    )
 
 
 def test_one_more_than_planned_is_refused() -> None:

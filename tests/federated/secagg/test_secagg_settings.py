@@ -74,7 +74,12 @@ def test_noise_widens_the_ring_and_not_the_clip() -> None:
         (section(threshold=5, malicious=True), 10, {}, "breaks 2t > holders"),
         (section(threshold=10), 10, {}, "above the 9 holders"),
         (section(threshold=8, dropouts=0.3), 10, {}, "7 of 10 clients remain"),
-        (section(malicious=True, colluding=0.6, dropouts=0.3), 10, {}, "lower threshold, colluding or dropouts"),
+        (
+            section(malicious=True, colluding=0.6, dropouts=0.3),
+            10,
+            {},
+            "lower threshold, colluding or dropouts",
+        ),
         (section("secagg+", neighbours=10), 10, {}, "10 neighbours among 10"),
         (section("secagg+", neighbours=5), 20, {}, "must be even"),
         (section("secagg+", neighbours=2, colluding=0.3), 20, {}, "use more neighbours"),

@@ -47,7 +47,9 @@ def recorded(
 
 @pytest.mark.parametrize(("protocol", "malicious"), VARIANTS)
 def test_no_message_holds_a_value_or_a_secret(protocol: str, malicious: bool) -> None:
-    of = plan(protocol, malicious, clients=8, length=64, threshold=5 if protocol == "secagg" else 0, dropouts=0.1)
+    of = plan(
+        protocol, malicious, clients=8, length=64, threshold=5 if protocol == "secagg" else 0, dropouts=0.1
+    )
     given, gone = inputs(of), {"client-1": Stage.MASKED, "client-5": Stage.UNMASK}
     local, draws = recorded(of, given, gone)
     everything = b"\n".join(body for _, _, body in local.transcript.messages)
@@ -127,7 +129,9 @@ def test_a_mask_is_never_used_twice() -> None:
     bodies = []
     for seed in (1, 2):
         local, _ = recorded(of, given, {}, seed)
-        bodies += [of.ring.unpack(b, of.length) for _, stage, b in local.transcript.messages if stage is Stage.MASKED]
+        bodies += [
+            of.ring.unpack(b, of.length) for _, stage, b in local.transcript.messages if stage is Stage.MASKED
+        ]
     for one, other in combinations(bodies, 2):
         assert np.count_nonzero(one == other) <= 2
 
@@ -139,7 +143,9 @@ def test_both_secrets_of_one_client_are_never_revealed(protocol: str, malicious:
     draws = np.random.default_rng(seed)
     clients = 6
     threshold = 4 if protocol == "secagg" else 0
-    of = plan(protocol, malicious, clients=clients, length=3, threshold=threshold, dropouts=0.0, colluding=0.0)
+    of = plan(
+        protocol, malicious, clients=clients, length=3, threshold=threshold, dropouts=0.0, colluding=0.0
+    )
     given = inputs(of)
     gone = {name: Stage(int(draws.integers(2, 6))) for name in given if draws.random() < 0.3}
     local, recorders = recorded(of, given, gone, seed)
