@@ -50,11 +50,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request to answer: who asked, what, and until when (monotonic seconds)."""
+    """A request to answer: who asked, what, and until when (monotonic seconds).
+
+    ``key``: the public key (hexadecimal) that the caller proved to have; empty where the server has no security.
+    """
 
     peer: bytes
     request: Request
     deadline_s: float
+    key: str = ""
 
 
 @dataclass(slots=True)
@@ -153,6 +157,10 @@ class RpcServer:
         self._poller.unregister(link.socket)
         link.close()
 
+    def watch(self, descriptor: int) -> None:
+        """Let ``wait`` end also when this file descriptor can be read: how another thread wakes the loop."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a request or an answer to a link is there, or ``timeout_s`` passed, and take requests in."""
         if not len(self._queue):
@@ -164,7 +172,7 @@ class RpcServer:
             except zmq.Again:
                 return
             peer, *rest = [frame.buffer for frame in frames]
-            self._take_in(bytes(peer), rest)
+            self._take_in(bytes(peer), rest, _key(frames[-1]))
 
     def _look_at_connections(self) -> None:
         if self._gate is not None:
@@ -176,7 +184,7 @@ class RpcServer:
             self._next_watch_s = now + WATCH_S
             self._watch.look()
 
-    def _take_in(self, peer: bytes, frames: list[memoryview]) -> None:
+    def _take_in(self, peer: bytes, frames: list[memoryview], key: str) -> None:
         self.counts.received_total += 1
         buffers: list[Buffer] = list(frames)
         try:
@@ -188,7 +196,7 @@ class RpcServer:
         if not isinstance(message, Request):
             self.counts.malformed_total += 1
             return
-        call = Call(peer, message, self._monotonic() + message.timeout_ms / 1_000)
+        call = Call(peer, message, self._monotonic() + message.timeout_ms / 1_000, key)
         for refused in self._queue.put(peer, call, sum(len(frame) for frame in frames)):
             self.counts.busy_total += 1
             self.fail(refused, BUSY, f"{len(self._queue)} requests wait already")
@@ -243,3 +251,11 @@ class RpcServer:
         if self._gate is not None:
             self._gate.close()
         self._context.term()
+
+
+def _key(frame: zmq.Frame) -> str:
+    """The key that the gate let in (what ZAP calls the user's id)."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
