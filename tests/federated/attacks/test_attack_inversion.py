@@ -11,15 +11,16 @@ import pytest
 from support.attacking import CANDIDATES, SECURE, lines, setting
 
 from federated.attacks.effects import median_norm, quantised_sum
-from federated.attacks.inversion import Client, Inversion, Trials, draw_trials, invert
+from federated.attacks.inversion import Client, Inversion, Trials, draw_trials, invert, judge
 from federated.attacks.likelihoods import unchanged
 from federated.attacks.lineup import Around, masked, plain
+from federated.attacks.rates import wilson
 from federated.attacks.signs import SignLikelihood, Signs
 from federated.attacks.views import Masked, Sent, Summed, View
 from federated.compression import make_scheme
 from federated.privacy.section import PrivacySection
 from federated.privacy.signds import make_plan
-from federated.secagg.local import run
+from federated.secagg.local import Local, run
 from federated.secagg.settings import make_plan as plan_protocol
 from federated.secagg.stages import Stage
 
@@ -112,6 +113,29 @@ def test_masked_words_do_not_depend_on_what_is_masked() -> None:
         cells = np.bincount((words.astype(np.int64) & 15), minlength=16)
         assert ((cells - len(words) / 16) ** 2 / (len(words) / 16)).sum() < 45.0  # chi-square, 15: p = 1e-4
         assert abs(words.mean()) < 5 * words.std() / math.sqrt(len(words))
+
+
+def test_what_servers_get_in_the_real_protocol_is_chance() -> None:
+    """Every client's masked body of 50 iterations, as a server reads it."""
+    expected = setting().updates(np.arange(CANDIDATES))
+    steps = np.rint(expected * 2.0**SECURE.step_bits).astype(np.int64)
+    plan = plan_protocol(SECURE, 4, expected.shape[1], weight=1)
+    truths = np.random.default_rng(7).integers(0, CANDIDATES, (50, 4))
+    seen = []
+    for chosen in truths:
+        local = Local(plan, dict(zip("abcd", steps[chosen], strict=True)), keep_messages=True)
+        outcome = local.run()
+        assert outcome.total is not None
+        assert np.array_equal(outcome.total, steps[chosen].sum(axis=0))
+        bodies = {name: body for name, stage, body in outcome.transcript.messages if stage is Stage.MASKED}
+        words = [plan.ring.signed(plan.ring.unpack(bodies[name], plan.length)) for name in "abcd"]
+        seen += [row * 2.0**-SECURE.step_bits for row in words]
+    likelihood = Masked(4, SECURE.clip, SECURE.step_bits).explain(None, expected, 3)
+    scores = likelihood.pairs(np.array(seen), expected)
+    found = judge(scores, truths.ravel(), np.random.default_rng(8))
+    # Masks are drawn by the system: intervals that one run in 100,000 misses.
+    assert wilson(round(found.top_1.value * 200), 200, 1 - 1e-5).holds(CHANCE)
+    assert abs(found.mean_rank.value - (CANDIDATES + 1) / 2) < 4.4 * CANDIDATES / math.sqrt(12 * 200)
 
 
 def test_the_view_of_a_sum_is_what_the_protocol_reveals_and_one_survivor_reveals_nothing() -> None:
