@@ -42,7 +42,7 @@ ALL_BUT_ONE: Final = ", knowing all other updates"
 
 NOTES: Final = {
     "none": "Plain updates tell everything: one step on one record names it.",
-    "compression": "Compression hides nothing: it keeps what is largest, which is what tells.",
+    "compression": "Compression is no protection: what is largest is kept, and names a record whose company is known.",
     "secagg": "Secure aggregation hides single updates, not their sum: whoever knows the others reads yours off "
     "it, and every released model is a function of sums.",
     "local_gaussian": "Local noise protects against everybody, the server included, and costs the most accuracy.",
