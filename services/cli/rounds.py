@@ -192,6 +192,11 @@ def join(
                 str(error),
                 "`headwater fl identity` prints the key to certify, `headwater fl certify` certifies it.",
             ) from error
+        if terms.secure is not None and terms.secure.registrar is not None and not registrar:
+            note(
+                f"signing keys go by registrar {terms.secure.registrar.hex()}, which the servers named: where they are "
+                "not trusted with it, ask its operator and give --registrar"
+            )
         budget = Budget(rounds, budget_seconds, budget_bytes)
         device = Device(
             client,

@@ -38,7 +38,7 @@ class MasksStay(RuntimeError):
 
 _LATE: Final = frozenset({"late", "full", "not_in_roster", "dropped", "failed"})
 _MASKS: Final = 256  # added between two looks at the lease
-_KEPT: Final = 4  # iterations whose desks are kept open
+_KEPT: Final = 2  # iterations whose desks are kept open
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,10 @@ class SecureRounds:
             raise Problem("stage_early")
         desk, now = self._desk(iteration), self._clock()
         desk.create(now, header.starts)
-        reply = desk.receive(client, stage, body, now)
+        try:
+            reply = desk.receive(client, stage, body, now)
+        except SessionUnknown as error:  # swept in the meantime
+            raise Problem("stage_over", f"Iteration {iteration} is over.") from error
         if isinstance(reply, Waiting):
             raise Problem("stage_early")
         if isinstance(reply, Refused):
@@ -128,11 +131,16 @@ class SecureRounds:
     def _advance(self, header: Header, desk: SecAggDesk, now: float) -> None:
         found = desk.tick(now)
         if found.stage is Stage.MASKED and header.phase is Phase.AGGREGATING:
-            found = desk.close_masked(self._counted(header), now)
-        self._note(header.iteration, found.stage, now)
+            try:
+                found = desk.close_masked(self._counted(header), now)
+            except ValueError as error:
+                # Our own fault, since uploads of those who have not shared are not taken; no reason to end the server.
+                log.exception("job %s: iteration %d", self._job.name, header.iteration)
+                found = desk.fail(f"MASKED: {error}", now)
+        moved = self._note(header.iteration, found.stage, now)
         if found.stage is Stage.FAILED:
             self._fail(header.iteration, found.reason, now)
-        elif found.stage is Stage.REVEAL:
+        elif found.stage is Stage.REVEAL and moved:
             self._wake()
 
     def _counted(self, header: Header) -> list[str]:
@@ -217,15 +225,16 @@ class SecureRounds:
                     self._desks.popitem(last=False)
             return found
 
-    def _note(self, iteration: int, stage: Stage, now: float) -> None:
-        """Count how long stages last, as this server sees them."""
+    def _note(self, iteration: int, stage: Stage, now: float) -> bool:
+        """Count how long stages last, as this server sees them. Whether this one is new to it."""
         before = self._seen.get(iteration)
         if before is not None and before[0] is stage:
-            return
+            return False
         if before is not None:
             lasted = self._metrics.secure_seconds.labels(self._job.name, before[0].name.lower())
             lasted.observe(max(now - before[1], 0.0))
         self._seen = {iteration: (stage, now)}
+        return True
 
     def _refusal(self, refused: Refused) -> Problem:
         self._metrics.refused.labels(self._job.name, f"secure_{refused.code}").inc()

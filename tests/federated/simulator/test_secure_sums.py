@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.federation import CLASSES, job, reference, reference_of, rows
+from support.federation import job, reference, reference_of
+from support.masked_rounds import federation, learned
 
-from federated.data import Federation, Shares
 from federated.job import FederatedJob, JobRefused
 from federated.simulator.build import build
 from federated.simulator.learning import NothingToApply
@@ -19,16 +19,6 @@ from federated.simulator.world import Counted
 CLIENTS = [str(number) for number in range(6)]
 COHORTS = [CLIENTS, ["0", "1", "3", "5"], ["5", "4", "2", "1", "0"]]
 """0, 33 and 17 % of six clients dropped out."""
-
-
-def federation() -> Federation:
-    """The devices' own rows."""
-    found = [rows(client) for client in CLIENTS]
-    inputs, labels = np.concatenate([r[0] for r in found]), np.concatenate([r[1] for r in found])
-    ends = np.cumsum([0, *(len(r[1]) for r in found)])
-    none = Shares(np.zeros(0, np.int32), np.zeros(len(CLIENTS) + 1, np.int64))
-    training = Shares(np.arange(len(labels), dtype=np.int32), ends.astype(np.int64))
-    return Federation("rows", inputs, labels, CLASSES, training, none, inputs[:0], labels[:0])
 
 
 def secure_job(simulate: str = "sums", **sections: dict[str, Any]) -> FederatedJob:
@@ -47,19 +37,6 @@ def secure_job(simulate: str = "sums", **sections: dict[str, Any]) -> FederatedJ
         **sections,
     }
     return job(clients=len(CLIENTS), iterations=len(COHORTS), **tables)
-
-
-def learned(made: FederatedJob, folder: Path) -> np.ndarray:
-    """The weights after COHORTS."""
-    folder.mkdir()
-    simulation = build(made, federation(), folder, checkpoints=False).simulation
-    for version, cohort in enumerate(COHORTS):
-        uploads = [Counted(int(client), version + 1, 0) for client in cohort]
-        found = simulation.learning.learn(uploads, version, None, len(CLIENTS))
-        assert found.clients == len(cohort)
-    weights = simulation.weights.copy()
-    simulation.close()
-    return weights
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -83,13 +60,18 @@ def test_sums_without_masks_are_those_of_plain_rounds_on_quantised_updates(
     variant: str, tmp_path: Path
 ) -> None:
     made = secure_job(**VARIANTS[variant])
-    np.testing.assert_array_equal(learned(made, tmp_path / "sums"), reference_of(made, COHORTS))
+    np.testing.assert_array_equal(
+        learned(made, tmp_path / "sums", CLIENTS, COHORTS), reference_of(made, COHORTS)
+    )
 
 
 @pytest.mark.parametrize("variant", ["fedavg", "scaffold", "one shared mask", "secagg+"])
 def test_every_message_of_the_protocol_gives_the_same_bits(variant: str, tmp_path: Path) -> None:
     sums, protocol = secure_job(**VARIANTS[variant]), secure_job("protocol", **VARIANTS[variant])
-    np.testing.assert_array_equal(learned(protocol, tmp_path / "all"), learned(sums, tmp_path / "sums"))
+    np.testing.assert_array_equal(
+        learned(protocol, tmp_path / "all", CLIENTS, COHORTS),
+        learned(sums, tmp_path / "sums", CLIENTS, COHORTS),
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["distributed_gaussian", "distributed_skellam"])
@@ -98,13 +80,15 @@ def test_noise_inside_the_ring_is_that_of_the_protocol(mechanism: str, tmp_path:
         "privacy": {"mechanism": mechanism, "clip": 0.5, "noise_multiplier": 0.5},
         "secure_aggregation": {"clip": 1.0, "step_bits": 10, "colluding": 0.0},
     }
-    found = learned(secure_job(**told), tmp_path / "sums")
-    np.testing.assert_array_equal(found, learned(secure_job("protocol", **told), tmp_path / "all"))
+    found = learned(secure_job(**told), tmp_path / "sums", CLIENTS, COHORTS)
+    np.testing.assert_array_equal(
+        found, learned(secure_job("protocol", **told), tmp_path / "all", CLIENTS, COHORTS)
+    )
     still = {
         **told,
         "privacy": {**told["privacy"], "mechanism": "central_gaussian", "noise_multiplier": 1e-9},
     }
-    assert np.abs(found - learned(secure_job(**still), tmp_path / "still")).max() > 0.05
+    assert np.abs(found - learned(secure_job(**still), tmp_path / "still", CLIENTS, COHORTS)).max() > 0.05
 
 
 def test_a_sum_of_fewer_than_the_noise_is_sized_for_is_no_sum(tmp_path: Path) -> None:
@@ -115,7 +99,7 @@ def test_a_sum_of_fewer_than_the_noise_is_sized_for_is_no_sum(tmp_path: Path) ->
     masked = made.make_masked(made.make_model().layout())
     assert masked is not None
     assert masked.plan.least == made.rounds.thresholds.uploads_floor == 4
-    simulation = build(made, federation(), tmp_path, checkpoints=False).simulation
+    simulation = build(made, federation(CLIENTS), tmp_path, checkpoints=False).simulation
     with pytest.raises(NothingToApply, match="4 are needed"):
         simulation.learning.learn([Counted(client, 1, 0) for client in range(3)], 0, None, 6)
     simulation.close()
@@ -125,7 +109,7 @@ def test_a_server_that_may_cheat_changes_no_bit(tmp_path: Path) -> None:
     told = {"malicious": True, "dropouts": 0.2}
     cohorts = [CLIENTS, CLIENTS[1:], CLIENTS]
     made = secure_job("protocol", secure_aggregation=told, rounds={"update_model_ratio": "0.8"})
-    simulation = build(made, federation(), tmp_path, checkpoints=False).simulation
+    simulation = build(made, federation(CLIENTS), tmp_path, checkpoints=False).simulation
     for version, cohort in enumerate(cohorts):
         simulation.learning.learn([Counted(int(c), version + 1, 0) for c in cohort], version, None, 6)
     np.testing.assert_array_equal(simulation.weights, reference_of(made, cohorts))
@@ -144,7 +128,7 @@ def test_quantising_moves_the_mean_by_half_a_step_at_most(tmp_path: Path) -> Non
 @pytest.mark.parametrize("simulate", ["sums", "protocol"])
 def test_fewer_than_the_protocol_needs_make_no_version(simulate: str, tmp_path: Path) -> None:
     made = secure_job(simulate)
-    simulation = build(made, federation(), tmp_path, checkpoints=False).simulation
+    simulation = build(made, federation(CLIENTS), tmp_path, checkpoints=False).simulation
     with pytest.raises(NothingToApply, match="needed"):
         simulation.learning.learn([Counted(0, 1, 0), Counted(1, 1, 0)], 0, None, 6)
     simulation.close()
@@ -152,7 +136,7 @@ def test_fewer_than_the_protocol_needs_make_no_version(simulate: str, tmp_path: 
 
 def test_a_whole_simulation_runs_under_masks_and_says_what_uploads_take(tmp_path: Path) -> None:
     made = secure_job(simulation={"engine": "batched", "habits": {"dropout": 0.1}})
-    built = build(made, federation(), tmp_path)
+    built = build(made, federation(CLIENTS), tmp_path)
     ended = list(built.simulation.run())
     masked = made.make_masked(built.model.layout())
     assert masked is not None

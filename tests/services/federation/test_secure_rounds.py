@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from support.federation import Fleet, ask, create, job, model, reference, reference_of, servers, wait_for
+from support.masked_rounds import learned
+from support.redis import redis_url
+from support.touched import Touched
 
+from federated.client_http import Answer, Call, NetworkLost
 from federated.device import INITIAL, device_generator
 from federated.job import FederatedJob
+from federated.rounds import Accepted
+from federated.wire import decode_reply, decode_upload
 
+__all__ = ["redis_url"]
 CLIENTS = [str(number) for number in range(5)]
 
 
@@ -36,6 +44,56 @@ def test_two_servers_learn_the_sum_of_five_devices_and_no_more(tmp_path: Path) -
         assert masked is not None
         assert [row["upload_bytes"] for row in ended] == [len(CLIENTS) * masked.plan.masked_bytes] * 2
         assert all(0.5 < row["loss"] < 2.0 for row in ended)
+
+
+def test_servers_share_the_stages_on_redis(tmp_path: Path, redis_url: str) -> None:
+    made = secure_job("on-redis", secure_aggregation={"malicious": True, "colluding": 0.0})
+    with servers(tmp_path, 2, redis_url) as running:
+        urls = [url for _, url in running]
+        create(urls[0], made)
+        done = Fleet("on-redis", urls, tmp_path / "devices").run(CLIENTS)
+        assert {end.why for end in done.values()} == {"finished"}, done
+        wait_for(urls[1], "on-redis", phase="finished", valid=2, invalid=0)
+        np.testing.assert_array_equal(model(urls[1], "on-redis", 2, made), reference(made, CLIENTS, 2))
+
+
+def test_servers_simulator_and_plain_sums_agree_to_the_bit_whoever_drops_out(tmp_path: Path) -> None:
+    """Six devices, three iterations, in each of which four masked vectors make the sum and two come too late."""
+    everybody = [*CLIENTS, "5"]
+    rounds = {"update_model_ratio": "0.6", "update_model_time_window_s": 20.0}
+    told = {"protocol": "secagg", "dropouts": 0.34, "stage_window_s": 20.0}
+    made = job(clients=6, iterations=3, rounds=rounds, secure_aggregation=told)
+    counted: dict[int, set[str]] = {1: set(), 2: set(), 3: set()}
+
+    def away(client: str, call: Call) -> None:
+        # One device's vectors come too late, another's in the second iteration; the sixth is whoever is slowest.
+        if call.method == "POST" and call.path.endswith("/uploads"):
+            iteration = decode_upload(call.body, client)[0].iteration
+            if len(counted[iteration]) < 4 and (client == "1" or (client == "4" and iteration == 2)):
+                raise NetworkLost("away")
+
+    def note(client: str, call: Call, answer: Answer) -> Answer:
+        if call.method == "POST" and call.path.endswith("/uploads") and answer.status == 200:
+            reply = decode_reply(answer.body, 0.0)
+            if isinstance(reply, Accepted):
+                counted[reply.iteration].add(client)
+        return answer
+
+    with servers(tmp_path, 2) as running:
+        urls = [url for _, url in running]
+        create(urls[0], made)
+        fleet = Touched("job", urls, tmp_path / "devices", before=away, after=note)
+        began = fleet.start(everybody)
+        wait_for(urls[1], phase="finished", valid=3, invalid=0)
+        found = model(urls[0], "job", 3, made)
+        for thread in began.threads:
+            thread.join(30)
+    cohorts = [sorted(counted[iteration]) for iteration in (1, 2, 3)]
+    assert [len(cohort) for cohort in cohorts] == [4, 4, 4]
+    np.testing.assert_array_equal(found, reference_of(made, cohorts))
+    np.testing.assert_array_equal(found, learned(made, tmp_path / "sums", everybody, cohorts))
+    every = replace(made, secure_aggregation=replace(made.secure_aggregation, simulate="protocol"))
+    np.testing.assert_array_equal(found, learned(every, tmp_path / "protocol", everybody, cohorts))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
