@@ -140,6 +140,10 @@ def simulate(
             note(f"there is no checkpoint in {folder}: starting from the beginning")
         if out is not None:
             _keep_job(wanted, folder)
+        masked = wanted.make_masked(built.model.layout())
+        if masked is not None:
+            for text in masked.plan.describe():
+                note(text)
         private = wanted.privacy.mechanism != "none"
         if private:
             for text in _statement(built, wanted, spent=0).lines():
