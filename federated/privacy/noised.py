@@ -45,8 +45,9 @@ CLIP: Final = "clip"
 """The scalar of a server's state that an adaptive clip is kept in."""
 LARGEST_STEPS: Final = 2.0**24
 """Whole numbers of steps that float32 holds exactly: a clip must have fewer."""
-LARGEST_SIGMA: Final = 2.0**24
-"""Of central noise: what is added to a sum of 63 bits stays far below it."""
+LARGEST_SIGMA: Final = 2.0**16
+"""Of central noise. A float64 tells integers of 2**49 from each other by sixteenths; noise that is larger would leave out
+odd integers more and more, and the low bits of a sum would show through (and, much later, pass 63 bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,12 @@ class CentralNoise(_FixedDivisor):
         self.answers = section.clipping == "adaptive"
         if self.answers:
             self.multiplier = noise_left(section.noise_multiplier, section.clip_count_noise)
-        if self.multiplier * section.clip > LARGEST_SIGMA:
-            raise ValueError(f"noise of {self.multiplier * section.clip:g} drowns everything: lower the clip")
+        largest = max(self.multiplier * section.clip, section.clip_count_noise if self.answers else 0.0)
+        if largest > LARGEST_SIGMA:
+            raise ValueError(
+                f"noise of {largest:g} on a sum is beyond {LARGEST_SIGMA:g}, which float64 draws well: lower the clip, "
+                "noise_multiplier or clip_count_noise"
+            )
 
     def report(
         self,
@@ -238,7 +243,8 @@ class CentralNoise(_FixedDivisor):
         if not self.answers:
             return {}
         section, within = self.section, released.mean_scalar(BIT)
-        return {CLIP: next_clip(scalars[CLIP], within, section.clip_quantile, section.clip_rate)}
+        clip = next_clip(scalars[CLIP], within, section.clip_quantile, section.clip_rate)
+        return {CLIP: min(clip, LARGEST_SIGMA / self.multiplier)}
 
 
 class DistributedNoise(_FixedDivisor):

@@ -233,6 +233,31 @@ class TestCentral:
         assert steps.std() == pytest.approx(0.2 * 0.1, rel=0.2)
         assert after.to_bytes()  # the clip is in the stored state
 
+    def test_noise_at_its_largest_leaves_no_integer_out(self) -> None:
+        """The low bits of the integers that are added are even: else those of a sum would show."""
+        made = protection("central_gaussian", clip=2.0**15, noise_multiplier=2.0)
+        wide = Layout((Field("a", (40_000,)),))
+        total = sum_for(make_strategy("fedavg", max_examples=1), wide, 4)
+        noise = made.release(total, wide, seeded(1)).vectors["difference"]
+        assert np.abs(noise).max() > 2**47
+        for bit in range(3):
+            assert np.count_nonzero(noise >> bit & 1) == pytest.approx(20_000, abs=600)
+
+    def test_an_adaptive_clip_stops_where_its_noise_would_be_too_large(self) -> None:
+        made = protection(
+            "central_gaussian", clipping="adaptive", clip=0.5, noise_multiplier=100.0, clip_count_noise=1e4
+        )
+        scalars = made.first_scalars()
+        total = self.total(made, some_rows(PLAIN, 3, 0.01), [0, 0, 0])
+        for seed in range(60):
+            scalars = made.follow(scalars, made.release(total, PLAIN, seeded(seed), scalars["clip"]))
+            noise = made.release(total, PLAIN, seeded(seed), scalars["clip"]).vectors["difference"]
+            assert np.abs(noise).max() < 2**49.5
+        scalars["clip"] = 1e3
+        released = made.release(total, PLAIN, seeded(1), 1.0)
+        released.scalars["bit"] = -(2**60)
+        assert made.follow(scalars, released)["clip"] == pytest.approx(2.0**16 / 100.0, rel=1e-4)
+
     def test_the_count_that_costs_everything_is_refused(self) -> None:
         with pytest.raises(ValueError, match="clip_count_noise"):
             protection("central_gaussian", clipping="adaptive", clip_count_noise=0.4)
@@ -333,6 +358,8 @@ MASKED = {"secure_aggregation": {"protocol": "secagg"}}
         (ADAPTIVE, {"compression": {"upload": "quantise:8"}}, "lengthens updates"),
         (ADAPTIVE, MASKED, "not noised inside the sum"),
         ({**ADAPTIVE, "clip_count_noise": 0.1}, {}, "clip_count_noise"),
+        ({**ADAPTIVE, "clip_count_noise": 1e9}, {}, "lower the clip, noise_multiplier or clip_count_noise"),
+        ({"mechanism": "central_gaussian", "clip": 1e5}, {}, "lower the clip"),
         (
             {"mechanism": "central_gaussian"},
             {"rounds": {"mode": "buffered", "start_fl_job_threshold": 0}},
