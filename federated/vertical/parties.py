@@ -134,13 +134,15 @@ class PartResult:
     """What a party has in the end. All of it stays with this party.
 
     ``figures``: small facts to show. ``model``: this party's part of the model, for ``Kind.load``. ``rows``: positions
-    of this party's rows in the joint order (int64 [n]). ``scores``: the label party's scores of ``rows`` [n] or [n, C].
+    of this party's rows in the joint order (int64 [n]). ``test``: positions in ``rows`` that were held out (int64 [m]).
+    ``scores``: the label party's scores of the held-out rows, of all where none were: [m] or [m, C].
     """
 
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     model: bytes | None = None
     rows: npt.NDArray[np.int64] | None = None
     scores: npt.NDArray[np.float64] | None = None
+    test: npt.NDArray[np.int64] | None = None
 
 
 class Workers(Protocol):

@@ -91,7 +91,15 @@ class Arr:
     finite: bool = True
 
 
-Expected = Int | Float | Text | Bytes | Blobs | Arr
+@dataclass(frozen=True, slots=True)
+class AnyArr:
+    """An array of any type that travels, of ``rows`` in its first dimension and at most ``most`` elements; finite."""
+
+    rows: int
+    most: int = MOST_BODY // 8
+
+
+Expected = Int | Float | Text | Bytes | Blobs | Arr | AnyArr
 
 
 def pack(fields: Mapping[str, Value]) -> bytes:
@@ -137,8 +145,8 @@ def _pack_value(value: Value, parts: list[bytes | memoryview]) -> None:
 def unpack(body: bytes, sender: str, expected: Mapping[str, Expected]) -> dict[str, Any]:
     """The fields of ``body``: exactly those of ``expected``, in its order, each within its bounds.
 
-    Int gives int, Float float, Text str, Bytes bytes, Blobs list[bytes], Arr a read-only array. Raises PeerFault
-    (``sender``, ``malformed``).
+    Int gives int, Float float, Text str, Bytes bytes, Blobs list[bytes], Arr and AnyArr a read-only array.
+    Raises PeerFault (``sender``, ``malformed``).
     """
     try:
         return _unpack(body, expected)
@@ -241,22 +249,40 @@ def _read_blobs(reader: _Reader, wanted: Blobs) -> list[bytes]:
 
 
 def _read_array(reader: _Reader, wanted: Arr) -> Array:
-    reader.tag(_ARRAY)
-    code, dimensions = reader.byte(), reader.byte()
-    if code >= len(_DTYPES) or _DTYPES[code] != np.dtype(wanted.dtype):
-        raise ValueError(f"an array of type {code}, expected {wanted.dtype}")
-    if dimensions != len(wanted.shape):
-        raise ValueError(f"{dimensions} dimensions, expected {len(wanted.shape)}")
-    shape = tuple(reader.number(_U64) for _ in range(dimensions))
+    dtype, shape = _read_shape(reader)
+    if dtype != np.dtype(wanted.dtype):
+        raise ValueError(f"an array of {dtype}, expected {wanted.dtype}")
+    if len(shape) != len(wanted.shape):
+        raise ValueError(f"{len(shape)} dimensions, expected {len(wanted.shape)}")
     for length, known in zip(shape, wanted.shape, strict=True):
         if known is not None and length != known:
             raise ValueError(f"shape {shape}, expected {wanted.shape}")
-    _within("elements", math.prod(shape), 0, wanted.most)
+    return _read_elements(reader, dtype, shape, wanted.most, wanted.finite)
+
+
+def _read_any_array(reader: _Reader, wanted: AnyArr) -> Array:
+    dtype, shape = _read_shape(reader)
+    if shape[:1] != (wanted.rows,):
+        raise ValueError(f"shape {shape}, expected {wanted.rows} rows")
+    return _read_elements(reader, dtype, shape, wanted.most, True)
+
+
+def _read_shape(reader: _Reader) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    reader.tag(_ARRAY)
+    code, dimensions = reader.byte(), reader.byte()
+    if code >= len(_DTYPES) or dimensions > MOST_DIMENSIONS:
+        raise ValueError(f"an array of type {code} with {dimensions} dimensions")
+    return _DTYPES[code], tuple(reader.number(_U64) for _ in range(dimensions))
+
+
+def _read_elements(
+    reader: _Reader, dtype: np.dtype[Any], shape: tuple[int, ...], most: int, finite: bool
+) -> Array:
+    _within("elements", math.prod(shape), 0, most)
     # Lengths beside a 0 count too: NumPy refuses what has too many elements without it.
     _within("lengths", math.prod(length for length in shape if length), 0, 2**48)
-    dtype = _DTYPES[code]
     array: Array = np.frombuffer(reader.take(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
-    if dtype.kind == "f" and wanted.finite and not np.isfinite(array).all():
+    if dtype.kind == "f" and finite and not np.isfinite(array).all():
         raise ValueError("not finite")
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
         raise ValueError("a truth value that is neither")
@@ -273,4 +299,5 @@ _READERS: Final[Mapping[type, Any]] = {
     Bytes: _read_bytes,
     Blobs: _read_blobs,
     Arr: _read_array,
+    AnyArr: _read_any_array,
 }

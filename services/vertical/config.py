@@ -1,0 +1,175 @@
+"""A party's own file (TOML). ``[job]`` has to be the same at every party; all else is this party's::
+
+    [party]
+    name = "bank"
+    role = "guest"                # guest (has the labels), host, coordinator
+    keys = "keys"                 # a folder with party.public and party.secret (`headwater fl vertical keys`)
+    state = "state"               # checkpoints, results and reports
+    listen = "0.0.0.0:7400"       # left out: this party calls its peers, and is not called
+
+    [peers.shop]
+    role = "host"
+    address = "shop.example:7400" # left out: the peer calls us
+    key = "64 hexadecimal digits"
+
+    [data]                        # left out at a coordinator
+    path = "bank.csv"
+    id = "id"
+    label = "y"                   # at the guest alone
+
+    [job]
+    what = "linear"
+    align = "psi"                 # psi, or none: rows are in the same order at all parties already
+    seed = 0
+    test = 0.3                    # part of the joint rows that is held out to measure on
+    [job.options]
+    epochs = 20
+
+Relative paths start at the file's folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from services.settings.units import Duration
+
+MOST_PEERS: Final = 32
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
+Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+RoleName = Literal["guest", "host", "coordinator"]
+
+
+class ConfigRefused(ValueError):
+    """The file is not a party's; the message names each wrong value."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PartySection(_Section):
+    """Who this party is. ``dead_after``: a peer that was not heard for so long is named. ``wait``: for how long such a
+    peer, or one that was never there, is waited for."""
+
+    name: Name
+    role: RoleName
+    keys: Path
+    state: Path = Path("state")
+    listen: HostPort | None = None
+    dead_after: Duration = 10.0
+    wait: Duration = 300.0
+
+
+class PeerSection(_Section):
+    """Another party."""
+
+    role: RoleName
+    key: Key
+    address: HostPort | None = None
+
+
+class DataSection(_Section):
+    """This party's table."""
+
+    path: Path
+    id: str = "id"
+    label: str | None = None
+
+
+class JobSection(_Section):
+    """What all parties agree on."""
+
+    what: Name
+    align: Literal["psi", "none"] = "psi"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    test: Annotated[float, Field(ge=0.0, le=0.9)] = 0.0
+    options: dict[str, Any] = Field(default_factory=dict)
+    psi: dict[str, Any] = Field(default_factory=dict)
+    """Options of the alignment."""
+
+
+class ServeSection(_Section):
+    """Joint inference: where the guest's REST listens, and how long hosts may take."""
+
+    listen: HostPort = "127.0.0.1:8400"
+    deadline: Duration = 1.0
+    keys_file: Path | None = None
+    """API keys: lines of ``NAME SHA256-HEX``. Required where ``listen`` is not this machine alone."""
+    most_ids: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    audit_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
+    """Of the audit log, beside as much of older ones."""
+
+
+class PartyConfig(_Section):
+    """All of a party's file."""
+
+    party: PartySection
+    peers: Annotated[dict[Name, PeerSection], Field(min_length=1, max_length=MOST_PEERS)]
+    job: JobSection
+    data: DataSection | None = None
+    serve: ServeSection = Field(default_factory=ServeSection)
+
+    @model_validator(mode="after")
+    def _together(self) -> PartyConfig:
+        if self.party.name in self.peers:
+            raise ValueError(f"party.name {self.party.name!r} is also the name of a peer")
+        keys = [peer.key for peer in self.peers.values()]
+        if len(set(keys)) != len(keys):
+            raise ValueError("two peers have the same key")
+        unreachable = [name for name, peer in self.peers.items() if peer.address is None]
+        if self.party.listen is None and unreachable:
+            raise ValueError(
+                f"{', '.join(unreachable)} without an address, and party.listen is left out: one must be there"
+            )
+        if (self.data is None) != (self.party.role == "coordinator"):
+            raise ValueError("a guest and a host need [data], a coordinator has none")
+        labelled = self.data is not None and self.data.label is not None
+        if labelled and self.party.role != "guest":
+            raise ValueError("data.label is for the guest alone")
+        return self
+
+    def roles(self) -> dict[str, str]:
+        """Every party's role by name, in the same order at all parties: guest, hosts, others, then by name."""
+        order = ("guest", "host", "coordinator")
+        all_: dict[str, str] = {self.party.name: self.party.role}
+        all_ |= {name: peer.role for name, peer in self.peers.items()}
+        return dict(sorted(all_.items(), key=lambda one: (order.index(one[1]), one[0])))
+
+    def agreed(self) -> dict[str, Any]:
+        """What is compared between parties: the job, and who has which role."""
+        return {"job": self.job.model_dump(mode="json"), "parties": self.roles()}
+
+
+def load_party(path: Path) -> PartyConfig:
+    """The party's file. Raises ConfigRefused naming all that is wrong."""
+    try:
+        with path.open("rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise ConfigRefused(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigRefused(f"{path} is no TOML: {error}") from error
+    return parse_party(found, path.parent, str(path))
+
+
+def parse_party(found: Mapping[str, Any], folder: Path, what: str = "the party's file") -> PartyConfig:
+    """``found`` as a party's file in ``folder``. Raises ConfigRefused."""
+    try:
+        config = PartyConfig.model_validate(found)
+    except ValidationError as error:
+        told = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
+        raise ConfigRefused(f"{what}: " + "; ".join(told)) from error
+    party = config.party.model_copy(
+        update={"keys": folder / config.party.keys, "state": folder / config.party.state}
+    )
+    data = config.data and config.data.model_copy(update={"path": folder / config.data.path})
+    keys_file = config.serve.keys_file
+    serve = config.serve.model_copy(update={"keys_file": keys_file and folder / keys_file})
+    return config.model_copy(update={"party": party, "data": data, "serve": serve})

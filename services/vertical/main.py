@@ -1,0 +1,55 @@
+"""One party as a process: ``python -m services.vertical.main FILE``. Lines of JSON on standard output tell how it goes.
+
+{"listening": PORT} · {"done": n, "total": n, "what": "..."} · {"report": {...}} · {"error": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from services.processes import configure_logging, limit_threads
+
+
+def main(arguments: list[str]) -> int:
+    """Run the party of the file; 0 when all is done, 1 after a failure that was told."""
+    limit_threads(os.environ)
+    from services.vertical.config import load_party
+    from services.vertical.party import prepare, run_party
+
+    told_s = [0.0]
+
+    def tell(line: object) -> None:
+        print(json.dumps(line, allow_nan=False), flush=True)
+
+    def progress(step: object) -> None:
+        from federated.vertical.parties import Progress
+
+        assert isinstance(step, Progress)
+        now = time.monotonic()
+        if now - told_s[0] >= 0.1 or step.done == step.total:
+            told_s[0] = now
+            tell({"done": step.done, "total": step.total, "what": step.what})
+
+    try:
+        config = load_party(Path(arguments[0]))
+        configure_logging(config.party.name)
+        report = run_party(
+            prepare(config), progress=progress, listening=lambda port: tell({"listening": port})
+        )
+    except Exception as error:
+        tell({"error": f"{type(error).__name__}: {error}"})
+        from services.vertical.failures import EXPECTED
+
+        if not isinstance(error, EXPECTED):
+            raise
+        return 1
+    tell({"report": report})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

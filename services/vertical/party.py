@@ -1,0 +1,219 @@
+"""A party's process: its file, its table, its role in the job, and what it leaves behind.
+
+Below the state's folder, in a folder of the job's fingerprint: checkpoints and result (``store``), ``part.model`` (this
+party's part of the model), ``rows.csv`` (ids of the joint rows, in the joint order) and ``report.json``.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from federated.vertical.evaluation import baselines
+from federated.vertical.kinds import Kind, Setup
+from federated.vertical.parties import Make, PartResult, Progress
+from federated.vertical.pipeline import SEEN, Alignment, joint
+from federated.vertical.tables import Table, read_table
+from federated.vertical.wire import Bytes, Text, pack, unpack
+from services.rpc.security import KeyPair
+from services.vertical.config import ConfigRefused, PartyConfig
+from services.vertical.jobs import JobRefused, find_kind, parse_options
+from services.vertical.keys import load_party_keys
+from services.vertical.network import Network, Peer
+from services.vertical.runner import Patience, Runner, Traffic
+from services.vertical.session import Session, job_text
+from services.vertical.store import StateFolder, read_whole, write_whole
+
+MODEL: Final = "part.model"
+ROWS: Final = "rows.csv"
+REPORT: Final = "report.json"
+MOST_MODEL: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A party that could begin. ``seen``: what a receiver learns, by kind of message."""
+
+    config: PartyConfig
+    kind: Kind[Any]
+    keys: KeyPair
+    table: Table | None
+    make: Make
+    seen: dict[str, str]
+    folder: Path
+
+
+def prepare(config: PartyConfig) -> Prepared:
+    """Read all that the party needs. Raises ConfigRefused, JobRefused, KeysError, TableRefused."""
+    job = config.job
+    kind = find_kind(job.what)
+    options = parse_options(kind, job.options)
+    alignment, seen = Alignment(), {**SEEN, **kind.seen}
+    if kind.aligned and job.align == "psi":
+        psi = find_kind("psi")
+        alignment = Alignment(psi, parse_options(psi, job.psi))
+        seen = {**psi.seen, **seen}
+    keys = load_party_keys(config.party.keys)
+    table = None
+    if config.data is not None:
+        label = config.data.label
+        table = read_table(config.data.path, id_column=config.data.id, label_column=label)
+    setup = Setup(config.party.name, config.roles(), table, job.seed)
+    try:
+        make = joint(kind, options, setup, alignment, job.test)
+    except ValueError as error:
+        raise JobRefused(str(error)) from error
+    fingerprint = hashlib.sha256(job_text(config.agreed())).hexdigest()
+    return Prepared(config, kind, keys, table, make, seen, config.party.state / fingerprint[:16])
+
+
+def run_party(
+    prepared: Prepared,
+    *,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    listening: Callable[[int], None] = lambda port: None,
+) -> dict[str, Any]:
+    """Take part until all parties have their results; the report, which ``report.json`` has, too.
+
+    ``listening`` is told the port. Raises PeerFault, PeerGone, StateInUse, StateDamaged, ZMQError, and what our own
+    role raises.
+    """
+    config = prepared.config
+    me, peers = config.party.name, tuple(config.peers)
+    store = StateFolder(prepared.folder)
+    try:
+        session = Session(
+            peers, config.agreed(), labels=store.labels(), done=store.result() is not None, me=me
+        )
+        addresses = {name: Peer(bytes.fromhex(peer.key), peer.address) for name, peer in config.peers.items()}
+        began_s = time.monotonic()
+        network = Network(session, me, prepared.keys, addresses, config.party.listen)
+        try:
+            if network.port is not None:
+                listening(network.port)
+            patience = Patience(config.party.dead_after, config.party.wait)
+            runner = Runner(network, prepared.make, store, peers, me=me, patience=patience, progress=progress)
+            result = runner.run()
+        finally:
+            network.close()
+        report = report_of(prepared, result, runner.traffic, time.monotonic() - began_s, runner.attempts)
+        _leave_behind(prepared, result, report)
+        return report
+    finally:
+        store.close()
+
+
+def report_of(
+    prepared: Prepared, result: PartResult, traffic: Traffic, seconds: float, attempts: int
+) -> dict[str, Any]:
+    """What this party did, sent and saw (JSON)."""
+    config = prepared.config
+    received = [
+        {
+            "from": peer,
+            "kind": kind,
+            "messages": count,
+            "bytes": traffic.received_bytes[peer, kind],
+            "learns": prepared.seen.get(kind, "not described by its kind of job"),
+        }
+        for (peer, kind), count in traffic.received.items()
+    ]
+    sent = [
+        {"to": peer, "kind": kind, "messages": count, "bytes": traffic.sent_bytes[peer, kind]}
+        for (peer, kind), count in traffic.sent.items()
+    ]
+    return {
+        "party": config.party.name,
+        "role": config.party.role,
+        "job": prepared.config.job.what,
+        "parties": config.roles(),
+        "seconds": round(seconds, 3),
+        "attempts": attempts,
+        "bytes_sent": sum(traffic.sent_bytes.values()),
+        "bytes_received": sum(traffic.received_bytes.values()),
+        "figures": dict(result.figures),
+        "alone": _alone(prepared.table, result, config.job.seed),
+        "sent": sent,
+        "received": received,
+    }
+
+
+def _alone(table: Table | None, result: PartResult, seed: int) -> dict[str, Any]:
+    """What the label party reaches with its own columns: the same rows trained on, the same held out."""
+    if table is None or table.labels is None or result.rows is None or result.test is None:
+        return {}
+    if not len(result.test) or not table.names:
+        return {}
+    aligned = table.take(result.rows)
+    kept = np.ones(len(aligned), np.bool_)
+    kept[result.test] = False
+    assert aligned.labels is not None
+    train = aligned.features[kept], aligned.labels[kept]
+    try:
+        return dict(
+            baselines(train, (aligned.features[result.test], aligned.labels[result.test]), seed % 2**31)
+        )
+    except ImportError:
+        return {}
+
+
+def _leave_behind(prepared: Prepared, result: PartResult, report: dict[str, Any]) -> None:
+    folder = prepared.folder
+    if result.model is not None:
+        config, table = prepared.config, prepared.table
+        head = {
+            "job": config.job.what,
+            "party": config.party.name,
+            "parties": config.roles(),
+            "features": list(table.names) if table is not None else [],
+        }
+        write_whole(folder / MODEL, pack({"head": json.dumps(head), "model": result.model}))
+    if result.rows is not None and prepared.table is not None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["id", "held_out"])
+        held = set() if result.test is None else set(result.test.tolist())
+        for place, row in enumerate(result.rows.tolist()):
+            writer.writerow([prepared.table.ids[row], int(place in held)])
+        write_text(folder / ROWS, text.getvalue())
+    write_text(folder / REPORT, json.dumps(report, indent=2, allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file in the place of the older one, for its owner alone."""
+    beside = path.with_name(f".{path.name}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    beside.rename(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A party's part of a trained model, as it lies on its disk."""
+
+    job: str
+    party: str
+    parties: dict[str, str]
+    features: tuple[str, ...]
+    model: bytes
+
+
+def read_part(path: Path) -> Part:
+    """The part in ``path``. Raises StateDamaged, ConfigRefused."""
+    found = unpack(read_whole(path), str(path), {"head": Text(2**20), "model": Bytes(MOST_MODEL)})
+    head = json.loads(found["head"])
+    try:
+        return Part(head["job"], head["party"], head["parties"], tuple(head["features"]), found["model"])
+    except KeyError as error:
+        raise ConfigRefused(f"{path} lacks {error}") from error

@@ -1,0 +1,257 @@
+"""Drives one party's role over a session: effects to messages, checkpoints to disk, and again after a loss.
+
+Exceptions::
+
+    PeerFault, PeerAborted   (federated.vertical.parties) the peer's fault
+    PeerGone                 a peer was not heard, or the run did not move, for longer than it is waited for
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from federated.vertical.parties import (
+    Checkpoint,
+    Incoming,
+    Log,
+    Make,
+    PartResult,
+    Progress,
+    Receive,
+    ReceiveAny,
+    Role,
+    Send,
+    check_incoming,
+    check_send,
+    reason_of,
+)
+from services.vertical.network import Network
+from services.vertical.session import Attempt
+from services.vertical.store import KEEP, StateFolder
+
+LINGER_S: Final = 3.0
+"""How long a party that ends stays so that the others hear of it."""
+_LOOK_S: Final = 0.5
+_log = logging.getLogger(__name__)
+
+
+class PeerGone(Exception):
+    """``peer`` was waited for in vain."""
+
+    def __init__(self, peer: str, detail: str) -> None:
+        self.peer = peer
+        super().__init__(f"{peer}: {detail}")
+
+
+class _Interrupted(Exception):
+    """A peer began anew: so do we."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """``dead_after_s``: a silent peer is named. ``wait_s``: it is given up."""
+
+    dead_after_s: float = 10.0
+    wait_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this party sent and received: messages and bytes by (peer, kind); over all attempts."""
+
+    sent: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    received: Counter[tuple[str, str]] = field(default_factory=Counter)
+    received_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class Runner:
+    """Runs the role that ``make`` makes, until it has a result that is on disk and all parties know it."""
+
+    def __init__(
+        self,
+        network: Network,
+        make: Make,
+        store: StateFolder,
+        peers: tuple[str, ...],
+        *,
+        me: str,
+        patience: Patience | None = None,
+        progress: Callable[[Progress], None] = lambda progress: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.traffic = Traffic()
+        self.attempts = 0
+        self._network, self._make, self._store, self._peers = network, make, store, peers
+        self._me, self._patience = me, patience or Patience()
+        self._progress, self._monotonic = progress, monotonic
+        self._silent: set[str] = set()
+        self._begun_s = monotonic()
+
+    def run(self) -> PartResult:
+        """The part's result. Raises PeerFault, PeerGone, StateDamaged, and whatever our own role raises; the other
+        parties are told before."""
+        session, changed = self._network.session, self._network.changed
+        try:
+            while True:
+                try:
+                    if session.phase != "done":
+                        attempt = self._gather()
+                        result = self._attempt(attempt)
+                        with changed:
+                            self._store.keep_result(result)
+                            session.finished()
+                            self._network.wake()
+                    self._leave()
+                    found = self._store.result()
+                    assert found is not None
+                    return found
+                except _Interrupted:
+                    _log.info("%s: a party began anew; all go on from the last common checkpoint", self._me)
+                    with changed:
+                        session.begin(self._store.labels())
+                        self._network.wake()
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _gather(self) -> Attempt:
+        session = self._network.session
+        with self._network.changed:
+            self._begun_s = self._monotonic()
+            while (attempt := session.agreed()) is None:
+                self._wait(everybody=True)
+            self._network.wake()
+        self.attempts += 1
+        _log.info(
+            "%s: all parties are here; from %s",
+            self._me,
+            f"checkpoint {attempt.label}" if attempt.label >= 0 else "the beginning",
+        )
+        return attempt
+
+    def _attempt(self, attempt: Attempt) -> PartResult:
+        self._store.forget_after(attempt.label)
+        state = self._store.state(attempt.label) if attempt.label >= 0 else None
+        role: Role[Any] = self._make(state)
+        labels = [label for label in self._store.labels() if label <= attempt.label]
+        answer: Incoming | None = None
+        try:
+            while True:
+                with self._network.changed:
+                    self._look()
+                try:
+                    effect = role.send(answer)
+                except StopIteration as end:
+                    result: PartResult = end.value
+                    return result
+                answer = None
+                if isinstance(effect, Send):
+                    self._send(effect)
+                elif isinstance(effect, Receive):
+                    answer = self._receive((effect.sender,), effect.kind)
+                elif isinstance(effect, ReceiveAny):
+                    answer = self._receive(effect.senders, effect.kind)
+                elif isinstance(effect, Checkpoint):
+                    self._keep(effect, labels)
+                elif isinstance(effect, Progress):
+                    self._progress(effect)
+                elif isinstance(effect, Log):
+                    _log.info("%s: %s", self._me, effect.text)
+        finally:
+            role.close()
+
+    def _send(self, effect: Send) -> None:
+        check_send(effect, self._me, self._peers)
+        with self._network.changed:
+            while not self._network.session.has_room(effect.to):
+                self._wait()
+            self._network.session.put(effect.to, effect.kind, effect.body)
+            self._network.wake()
+        self.traffic.sent[effect.to, effect.kind] += 1
+        self.traffic.sent_bytes[effect.to, effect.kind] += len(effect.body)
+
+    def _receive(self, senders: tuple[str, ...], kind: str) -> Incoming:
+        if not senders or any(sender not in self._peers for sender in senders):
+            raise ValueError(f"{self._me} waits for {senders}, which are not all other parties")
+        session = self._network.session
+        with self._network.changed:
+            while True:
+                for sender in senders:
+                    message = session.channel(sender).pop()
+                    if message is not None:
+                        self.traffic.received[sender, message.kind[:64]] += 1
+                        self.traffic.received_bytes[sender, message.kind[:64]] += len(message.body)
+                        return check_incoming(message, kind)
+                self._wait()
+
+    def _keep(self, effect: Checkpoint, labels: list[int]) -> None:
+        if labels and effect.label <= labels[-1]:
+            raise ValueError(f"checkpoint {effect.label} after {labels[-1]}")
+        session = self._network.session
+        if len(labels) >= KEEP - 1:
+            # Whoever ran further ahead would drop the checkpoint that is common to all.
+            with self._network.changed:
+                while session.behind(labels[1 - KEEP]) is not None:
+                    self._wait()
+        self._store.keep(effect.label, effect.state)
+        labels.append(effect.label)
+        with self._network.changed:
+            session.kept(effect.label)
+            self._network.wake()
+
+    def _look(self) -> None:
+        session = self._network.session
+        if session.fault is not None:
+            raise session.fault
+        if session.interrupted:
+            raise _Interrupted
+
+    def _wait(self, everybody: bool = False) -> None:
+        """Wait for a change, with ``changed`` held. Raises what makes waiting pointless."""
+        self._look()
+        self._network.changed.wait(_LOOK_S)
+        self._look()
+        session, now = self._network.session, self._monotonic()
+        for name in self._peers:
+            silent_s = min(session.silent_s(name, now), now - self._begun_s)
+            if silent_s < self._patience.dead_after_s:
+                if name in self._silent:
+                    self._silent.discard(name)
+                    _log.info("%s: %s is heard again", self._me, name)
+                continue
+            if name not in self._silent:
+                self._silent.add(name)
+                _log.warning(
+                    "%s: %s has not been heard for %.0f s; waiting %.0f s for it",
+                    self._me, name, silent_s, self._patience.wait_s,
+                )  # fmt: skip
+            if silent_s >= self._patience.dead_after_s + self._patience.wait_s:
+                what = "did not come" if everybody and session.silent_s(name, now) > 1e9 else "is gone"
+                raise PeerGone(name, f"{what}: not heard for {silent_s:.0f} s")
+
+    def _leave(self) -> None:
+        """Stay until all parties have their results and know of ours."""
+        session = self._network.session
+        with self._network.changed:
+            since_s = self._monotonic()
+            while not session.all_done():
+                # Whoever has its result and said so may have left before it heard of ours.
+                if session.peers_done() and self._monotonic() - since_s > LINGER_S:
+                    break
+                self._wait()
+            session.leaves()
+            self._network.wake()
+            self._network.changed.wait_for(session.all_told, LINGER_S)
+
+    def _tell(self, error: BaseException) -> None:
+        session = self._network.session
+        with self._network.changed:
+            session.failed(reason_of(error))
+            self._network.wake()
+            self._network.changed.wait_for(session.all_told, LINGER_S)

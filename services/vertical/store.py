@@ -1,0 +1,164 @@
+"""A party's checkpoints and result on its own disk: each a file that is there whole, or not at all.
+
+    checkpoint-LABEL    magic, SHA-256 of the rest, the state
+    result              the same of the part's result
+
+Only the last ``KEEP`` checkpoints are kept; the runner never runs further ahead of a peer than that. One process may
+hold a folder at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import IO, Final
+
+import numpy as np
+
+from federated.vertical.parties import MOST_BODY, PartResult, PeerFault
+from federated.vertical.wire import Arr, Bytes, Int, Text, pack, unpack
+
+KEEP: Final = 4
+_MAGIC: Final = b"HWV1"
+_NAME: Final = re.compile(r"checkpoint-(\d{1,18})")
+
+
+class StateDamaged(Exception):
+    """A file of a party's state cannot be used; the message says which, and the next step."""
+
+
+class StateInUse(Exception):
+    """Another process of this party holds the folder."""
+
+
+class StateFolder:
+    """The state of one party in one job. Raises StateInUse."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock: IO[bytes] = (folder / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise StateInUse(f"{folder} is held by another process of this party; stop it first") from None
+
+    def labels(self) -> list[int]:
+        """The labels of the checkpoints that are here, rising."""
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def keep(self, label: int, state: bytes) -> None:
+        """Put the checkpoint on disk, and drop all but the last ``KEEP``."""
+        write_whole(self.folder / f"checkpoint-{label}", state)
+        for old in self.labels()[:-KEEP]:
+            (self.folder / f"checkpoint-{old}").unlink(missing_ok=True)
+
+    def state(self, label: int) -> bytes:
+        """The state kept at ``label``. Raises StateDamaged."""
+        return read_whole(self.folder / f"checkpoint-{label}")
+
+    def forget_after(self, label: int) -> None:
+        """Drop what lies beyond ``label``: a run that went on from there makes its own."""
+        for later in self.labels():
+            if later > label:
+                (self.folder / f"checkpoint-{later}").unlink(missing_ok=True)
+        (self.folder / "result").unlink(missing_ok=True)
+
+    def keep_result(self, result: PartResult) -> None:
+        """Put the part's result on disk."""
+        write_whole(self.folder / "result", result_bytes(result))
+
+    def result(self) -> PartResult | None:
+        """The result, where there is one. Raises StateDamaged."""
+        path = self.folder / "result"
+        return read_result(read_whole(path)) if path.exists() else None
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._lock.close()
+
+
+def result_bytes(result: PartResult) -> bytes:
+    """``result`` as bytes."""
+    figures = json.dumps(dict(result.figures), allow_nan=False)
+    rows = np.empty(0, np.int64) if result.rows is None else result.rows
+    scores = np.empty((0, 0)) if result.scores is None else result.scores.reshape(len(result.scores), -1)
+    shape = 0 if result.scores is None else result.scores.ndim
+    return pack(
+        {
+            "figures": figures,
+            "has_model": int(result.model is not None),
+            "model": result.model or b"",
+            "has_rows": int(result.rows is not None),
+            "rows": rows,
+            "scores_ndim": shape,
+            "scores": scores,
+            "has_test": int(result.test is not None),
+            "test": np.empty(0, np.int64) if result.test is None else result.test,
+        }
+    )
+
+
+def read_result(body: bytes) -> PartResult:
+    """What ``result_bytes`` wrote. Raises StateDamaged."""
+    try:
+        found = unpack(
+            body,
+            "this file",
+            {
+                "figures": Text(2**20),
+                "has_model": Int(0, 1),
+                "model": Bytes(MOST_BODY),
+                "has_rows": Int(0, 1),
+                "rows": Arr("<i8", (None,)),
+                "scores_ndim": Int(0, 2),
+                "scores": Arr("<f8", (None, None)),
+                "has_test": Int(0, 1),
+                "test": Arr("<i8", (None,)),
+            },
+        )
+    except PeerFault as fault:
+        raise StateDamaged(str(fault)) from fault
+    scores = found["scores"] if found["scores_ndim"] == 2 else found["scores"].reshape(-1)
+    return PartResult(
+        json.loads(found["figures"]),
+        found["model"] if found["has_model"] else None,
+        found["rows"] if found["has_rows"] else None,
+        scores if found["scores_ndim"] else None,
+        found["test"] if found["has_test"] else None,
+    )
+
+
+def write_whole(path: Path, body: bytes) -> None:
+    """Write ``body`` with its digest to ``path``, which afterwards is on disk, for its owner alone."""
+    beside = path.with_name(f".{path.name}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(_MAGIC + hashlib.sha256(body).digest())
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_whole(path: Path) -> bytes:
+    """The body that ``write_whole`` wrote. Raises StateDamaged."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StateDamaged(f"{path} cannot be read: {error.strerror}") from error
+    body = text[len(_MAGIC) + 32 :]
+    if not text.startswith(_MAGIC) or text[len(_MAGIC) : len(_MAGIC) + 32] != hashlib.sha256(body).digest():
+        raise StateDamaged(f"{path} is damaged; remove it, and an older one is used")
+    return body
