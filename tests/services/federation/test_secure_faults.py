@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.federation import Fleet, Started, ask, create, job, model, ready, reference_of, servers, wait_for
+from support.federation import (
+    Fleet,
+    Started,
+    ask,
+    create,
+    job,
+    model,
+    ready,
+    reference_of,
+    rows,
+    servers,
+    state,
+    wait_for,
+)
 from support.touched import Died, Touched
 
 from federated.client_http import Answer, Call, HttpTransport, NetworkLost
@@ -235,6 +254,47 @@ def test_a_server_that_swaps_a_key_is_found_out_and_told_nothing_more(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stage", ["share", "masked"])
+def test_a_devices_process_is_killed_in_mid_iteration(stage: str, tmp_path: Path) -> None:
+    made = job(
+        clients=5,
+        iterations=1,
+        training={"steps": 4000},  # so that masked vectors take a while
+        rounds={"update_model_ratio": "0.8"},
+        secure_aggregation={"protocol": "secagg", "colluding": 0.0, "dropouts": 0.2, "stage_window_s": 4.0},
+    )
+    with servers(tmp_path, 2) as running, ExitStack() as stack:
+        urls = [url for _, url in running]
+        create(urls[0], made)
+        processes = []
+        for client in CLIENTS[:5]:
+            inputs, labels = rows(client)
+            np.savez(tmp_path / f"{client}.npz", inputs=inputs, labels=labels)
+            words = [sys.executable, "-m", "federated.client", "--job", "job", "--client", client]
+            words += [word for url in urls for word in ("--server", url)]
+            words += [
+                "--data",
+                str(tmp_path / f"{client}.npz"),
+                "--state",
+                str(tmp_path / "devices" / client),
+            ]
+            made_here = subprocess.Popen([*words, "--budget-seconds", "100"], stdout=subprocess.PIPE)
+            processes.append(stack.enter_context(made_here))
+        ends = time.monotonic() + 60.0
+        while state(urls[0])["stage"] != stage:
+            assert time.monotonic() < ends
+            time.sleep(0.002)
+        processes[2].send_signal(signal.SIGKILL)
+        wait_for(urls[1], phase="finished", valid=1, invalid=0)
+        told = [process.communicate(timeout=60)[0] for process in processes]
+        counted = [c for c, body in zip(CLIENTS, told, strict=False) if body and json.loads(body)["accepted"]]
+        assert len(counted) == 4
+        assert "2" not in counted
+        np.testing.assert_array_equal(model(urls[0], "job", 1, made), reference_of(made, [counted]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
-def test_again_and_again(number: int, tmp_path: Path) -> None:
+def test_servers_are_killed_again_and_again(number: int, tmp_path: Path) -> None:
     test_a_server_is_killed_and_comes_back_between_all_stages(tmp_path)

@@ -20,13 +20,18 @@ from federated.client_identity import IdentityRefused, public_key
 from federated.client_run import main as device_main
 from federated.client_run import terms_of, with_identity
 from federated.client_steps import Budget
+from federated.compression import BodyRefused
 from federated.job import FederatedJob, JobRefused
-from federated.rounds.messages import Admitted, StartRequest
-from federated.secagg.client import Client
+from federated.rounds.messages import Admitted, StartRequest, UploadRequest
+from federated.secagg.client import Client, Identity
+from federated.secagg.keys import Registrar, SigningKey
 from federated.secagg.roster import Context
-from federated.wire import decode_reply, encode_start, encode_upload
+from federated.sums import ContributionRefused
+from federated.wire import decode_reply, digest_of, encode_start, encode_upload
 from services.cli.app import main as headwater
 from services.cli.exits import Exit
+from services.federation.assembly import assemble_job
+from services.federation.edge import EdgeRefused, require_edge
 
 CLIENTS = [str(number) for number in range(4)]
 PATH = "/v1/fl/jobs/job/clients"
@@ -121,9 +126,6 @@ def test_hostile_messages_are_refused_and_the_others_go_on(tmp_path: Path) -> No
             )
             assert it.ask("POST", "secure/1/share", bytes(1000))[0] in (409, 413, 422)
             # A vector of its own making, though it never shared: it would spoil the sum.
-            from federated.rounds.messages import UploadRequest
-            from federated.wire import digest_of
-
             payload = bytes(masked.plan.masked_bytes)
             upload = encode_upload(UploadRequest("9", 1, ticket, digest_of(payload), 1, 1, 0.0), payload)
             assert it.ask("POST", "uploads", upload)[1] in ("stage_early", "stage_over")
@@ -138,10 +140,6 @@ def test_a_masked_vector_of_another_length_or_weight_is_refused(tmp_path: Path) 
     made = secure_job()
     masked = made.make_masked(made.make_model().layout())
     assert masked is not None
-    from federated.compression import BodyRefused
-    from federated.sums import ContributionRefused
-    from services.federation.assembly import assemble_job
-
     hosted = assemble_job(made, bytes(32))
     size = masked.plan.masked_bytes
     hosted.require_body(bytes(size), 1, 1, 1, 0.0)
@@ -150,6 +148,33 @@ def test_a_masked_vector_of_another_length_or_weight_is_refused(tmp_path: Path) 
     for told in ((2, 1, 0.0), (1, 2, 0.0), (1, 1, 0.5)):
         with pytest.raises(ContributionRefused):
             hosted.require_body(bytes(size), 1, *told)
+
+
+def test_an_edge_serves_no_masked_job() -> None:
+    with pytest.raises(EdgeRefused, match="masks cancel over a whole cohort"):
+        require_edge(assemble_job(secure_job(), bytes(32)))
+
+
+def test_keys_that_nobody_certified_are_refused_before_they_can_stop_the_others(tmp_path: Path) -> None:
+    made = secure_job(3, malicious=True)
+    masked = made.make_masked(made.make_model().layout())
+    assert masked is not None
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, made)
+        with Stranger(url, "9") as it:
+            it.start()
+            fleet = Fleet("job", [url], tmp_path / "devices")
+            began = fleet.start(CLIENTS[:2])
+            wait_for(url, phase="updating")
+            own, key = Registrar(), SigningKey()
+            identity = Identity(key, own.certify("job", "9", key.public))
+            itself = Client(masked.plan, Context("job", 1), "9", identity, own.public)
+            assert it.ask("POST", "secure/1/advertise", itself.advertise()) == (422, "message_refused")
+        wait_for(url, phase="finished", timeout_s=20.0)
+        for thread in began.threads:
+            thread.join(30)
+        assert {end.why for end in began.done.values()} == {"finished"}
 
 
 class TestSigningKeys:
