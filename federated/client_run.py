@@ -22,7 +22,7 @@ from federated.client_identity import IdentityRefused, certified_by_server, iden
 from federated.client_secure import SecureTerms
 from federated.client_steps import Budget, Done, Terms, Train, Wait
 from federated.client_trainer import NumpyTrainer, client_number
-from federated.job import FederatedJob, JobRefused, load_job
+from federated.job import FederatedJob, JobRefused, load_job, read_job
 from federated.models import Inputs, Labels
 
 _RETRY_S = 1.0
@@ -80,6 +80,17 @@ def terms_of(job: FederatedJob) -> Terms:
         job.make_protection(),
         None if masked is None else SecureTerms(masked, job.rounds.come_back_min_s),
     )
+
+
+def require_agreed(job: FederatedJob, agreed: FederatedJob) -> None:
+    """Raise JobRefused unless ``job``, as the servers tell it, protects this device as the file it ``agreed`` to: a
+    server could else leave the masks or the noise out, or name a weaker threshold."""
+    for section in ("privacy", "secure_aggregation", "rounds"):
+        theirs, ours = getattr(job, section), getattr(agreed, section)
+        if theirs != ours:
+            raise JobRefused(
+                f"the servers' [{section}] is not the one agreed to: {theirs} where the file says {ours}"
+            )
 
 
 def with_identity(
@@ -220,6 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="end before more than this is sent and received",
     )
     parser.add_argument(
+        "--agreed", type=Path, help="the job's file as this device agreed to it; servers must protect it so"
+    )
+    parser.add_argument(
         "--registrar", default="", help="public key (hex) of who certifies signing keys, as its operator told"
     )
     parser.add_argument(
@@ -242,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         try:
             job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
+            if given.agreed is not None:
+                require_agreed(job, read_job(given.agreed))
             inputs, labels = own_rows(job, given.data)
             folder = DeviceFolder(place)
             terms = with_identity(

@@ -126,6 +126,12 @@ def join(
         float, typer.Option(help="End before more than this is sent and received.")
     ] = float("inf"),
     torch: Annotated[bool, typer.Option("--torch", help="Train with torch instead of NumPy.")] = False,
+    agreed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The job's file as this device agreed to it: servers must protect it so."
+        ),
+    ] = None,
     registrar: Annotated[
         str,
         typer.Option(
@@ -147,9 +153,16 @@ def join(
     from federated.client_folder import DeviceFolder
     from federated.client_http import Clock, HttpTransport
     from federated.client_identity import IdentityRefused
-    from federated.client_run import JobUnreachable, fetch_job, run_device, terms_of, with_identity
+    from federated.client_run import (
+        JobUnreachable,
+        fetch_job,
+        require_agreed,
+        run_device,
+        terms_of,
+        with_identity,
+    )
     from federated.client_steps import Budget
-    from federated.job import JobRefused
+    from federated.job import JobRefused, read_job
     from services.cli.output import note, print_json, waiting
 
     options: Options = context.obj
@@ -177,6 +190,13 @@ def join(
                 Exit.BAD_INPUT,
                 f"the server's job cannot be run here: {error}",
                 "A strategy or model of one's own must be known on devices, too.",
+            ) from error
+        try:
+            if agreed is not None:
+                require_agreed(found, read_job(agreed))
+        except JobRefused as error:
+            raise CommandFailed(
+                Exit.REFUSED, str(error), "Ask who runs the job why, and take part only if you agree to it."
             ) from error
         trainer = _trainer(found, client, data, torch, options.settings())
         folder = state or options.settings().data.dir / "devices" / found.job.name / quote(client, safe="")

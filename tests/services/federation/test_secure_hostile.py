@@ -268,6 +268,32 @@ class TestSigningKeys:
         assert "no public key" in capsys.readouterr().err
 
 
+def test_a_device_goes_by_the_protection_that_it_agreed_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers that leave the masks out, or assume less, are refused by devices that have the job's file."""
+    agreed = tmp_path / "job.toml"
+    agreed.write_text(secure_job(colluding=0.25).to_toml())
+    np.savez(tmp_path / "rows.npz", inputs=rows("0")[0], labels=rows("0")[1])
+    words = ["--client", "0", "--data", str(tmp_path / "rows.npz"), "--state", str(tmp_path / "kept")]
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, secure_job(colluding=0.0))
+        with pytest.raises(SystemExit) as ended:
+            device_main(["--server", url, "--job", "job", "--agreed", str(agreed), *words])
+        assert ended.value.code == 1
+        assert "[secure_aggregation] is not the one agreed to" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            headwater(["fl", "join", url, "--agreed", str(agreed), *words])
+        assert ended.value.code == Exit.REFUSED
+        assert "[secure_aggregation] is not the one agreed to" in capsys.readouterr().err
+        agreed.write_text(secure_job(colluding=0.0).to_toml())
+        device_main(
+            ["--server", url, "--job", "job", "--agreed", str(agreed), *words, "--budget-seconds", "1"]
+        )
+        assert json.loads(capsys.readouterr().out)["ended"] == "seconds"
+
+
 def test_a_device_without_cryptography_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
