@@ -66,7 +66,7 @@ def terms_of(job: FederatedJob) -> Terms:
     Raises JobRefused."""
     layout = job.make_model().layout()
     masked = job.make_masked(layout)
-    if masked is not None and importlib.util.find_spec("cryptography") is None:
+    if masked is not None and not _has("cryptography"):
         raise JobRefused(
             f"job {job.job.name} asks for secure aggregation, which needs the package cryptography: "
             "pip install cryptography"
@@ -80,6 +80,13 @@ def terms_of(job: FederatedJob) -> Terms:
         job.make_protection(),
         None if masked is None else SecureTerms(masked, job.rounds.come_back_min_s),
     )
+
+
+def _has(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def require_agreed(job: FederatedJob, agreed: FederatedJob) -> None:
