@@ -35,10 +35,10 @@ from federated.device import (
 )
 from federated.frames import FrameRefused
 from federated.payload import encode_update, shared_seed
-from federated.privacy.budget import report_epsilon
+from federated.privacy.budget import report_epsilon, terms_of
 from federated.privacy.protection import report_update
 from federated.privacy.randomness import SYSTEM, Randomness
-from federated.privacy.section import DISTRIBUTED
+from federated.privacy.section import DISTRIBUTED, LOCAL
 from federated.rounds.messages import (
     Accepted,
     Admitted,
@@ -183,7 +183,8 @@ class Device:
 
     def train(self, now: float) -> None:
         """Train on the model that was downloaded, and keep the update until it is accepted. What came to NaN or
-        infinity is thrown away: nobody would take it, and error feedback would keep it for ever."""
+        infinity is thrown away: nobody would take it, and error feedback would keep it for ever. Under a mechanism of
+        privacy a report of zeros is sent instead, since who stays away tells that it diverged."""
         admitted, start = self._admitted, self._start
         assert admitted is not None
         assert start is not None
@@ -193,14 +194,15 @@ class Device:
             own = np.zeros_like(start) if memory.control is None else memory.control
             control = ControlVariates(self._server["control"], own)
         update = self._trainer.train(start, self._instructions, admitted.iteration, control)
-        if all(np.isfinite(vector).all() for vector in update.vectors.values()):
-            layout, protection = self._trainer.layout, self._terms.protection
-            update = report_update(
-                protection, update, layout, self._randomness, start, self._instructions.threshold
-            )
-        else:
-            self._stand_aside(now, "training diverged")
-            return
+        layout, protection = self._trainer.layout, self._terms.protection
+        if not all(np.isfinite(vector).all() for vector in update.vectors.values()):
+            if protection.section.mechanism == "none":
+                self._stand_aside(now, "training diverged")
+                return
+            self.spent.diverged += 1
+        update = report_update(
+            protection, update, layout, self._randomness, start, self._instructions.threshold
+        )
         generator = device_generator(self._terms.seed, self._number, admitted.iteration, COMPRESSION)
         shared = shared_seed(self._terms.seed, admitted.iteration)
         sent = encode_update(
@@ -222,8 +224,8 @@ class Device:
         self._pending = Pending(
             admitted.iteration, admitted.ticket, update.examples, update.steps, update.loss, sent.body, after
         )
-        if protection.most_reports is not None:
-            self._folder.count_report()
+        if protection.section.mechanism in LOCAL:
+            self._folder.count_report(terms_of(protection.section))
         self._folder.keep_pending(self._pending)
         self._begin_upload()
 
@@ -273,21 +275,25 @@ class Device:
         return Call("PUT", path, part, {**headers, "Upload-Offset": str(self._offset)})
 
     def _spent_privacy(self) -> Done | None:
-        """The end, where another report would exceed this device's privacy budget."""
-        most = self._terms.protection.most_reports
-        if most is None:
-            return None
+        """The end, where another report would exceed this device's privacy budget, or cannot be added to those that
+        have left: a server may say other terms than it did when they were promised."""
+        section, most = self._terms.protection.section, self._terms.protection.most_reports
         try:
-            reports = self._folder.reports()
+            ledger = self._folder.ledger()
         except LedgerUnreadable as error:
             return Done("budget", str(error))
-        if reports < most:
+        if ledger.reports and ledger.terms != terms_of(section):
+            return Done(
+                "budget",
+                f"{ledger.reports} reports have left under other terms of privacy than job {self._terms.job} has now: "
+                "what all cost together is not known; a new job, or a new state folder, begins anew",
+            )
+        if most is None or ledger.reports < most:
             return None
-        section = self._terms.protection.section
-        spent = report_epsilon(section, reports)
+        spent = report_epsilon(section, ledger.reports)
         return Done(
             "budget",
-            f"{reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}",
+            f"{ledger.reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}",
         )
 
     def _affords(self, call: Call) -> bool:

@@ -4,7 +4,7 @@
 ``pending``  an update that is trained and not yet accepted, with the memory that it leaves when it is
 ``memory``   what error feedback has not sent yet, and SCAFFOLD's control
 ``signing-key`` and ``certificate``   who this device is, to the others of a job that does not trust its servers
-``reports``  how many private reports have left the device, where it keeps a budget of them
+``reports``  how many reports that are private by themselves have left the device, and under which terms of privacy
 
 An update is accepted by writing its memory, then forgetting it. A crash between the two sends it again; the server says
 that it had it, and the same memory is written again: nothing is counted or remembered twice.
@@ -16,6 +16,7 @@ one too few. A count that cannot be read is not forgotten like the rest: the dev
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import struct
 from collections.abc import Mapping
@@ -32,9 +33,9 @@ _MEMORY = b"HWm1"
 _PENDING = b"HWp1"
 _VECTOR = "vector/"
 _BODY = "body"
-_LEDGER = b"HWr1"
-_REPORTS = struct.Struct("<4sQQ")
-_CHECK = 2**64 - 1
+_LEDGER = b"HWr2"
+_CHECK_BYTES = 8
+_REPORTS = struct.Struct("<4sQ16s8s")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ class Pending:
     loss: float
     body: bytes
     after: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """How many ``reports`` have left, or may have, and the mark of the ``terms`` (``budget.terms_of``) of them all."""
+
+    reports: int = 0
+    terms: bytes = b""
 
 
 class LedgerUnreadable(ValueError):
@@ -124,22 +133,25 @@ class DeviceFolder:
         """Forget the update; the memory stays as it was before it."""
         self._write("pending", None)
 
-    def reports(self) -> int:
-        """How many reports have left, or may have. Raises LedgerUnreadable."""
+    def ledger(self) -> Ledger:
+        """What has left. Raises LedgerUnreadable."""
         body = self._read("reports")
         if body is None:
-            return 0
-        if len(body) != _REPORTS.size or not body.startswith(_LEDGER):
-            raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
-        _, count, check = _REPORTS.unpack(body)
-        if check != count ^ _CHECK:
-            raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
-        return int(count)
+            return Ledger()
+        if len(body) == _REPORTS.size:
+            magic, count, terms, check = _REPORTS.unpack(body)
+            if magic == _LEDGER and check == _check(body):
+                return Ledger(int(count), terms)
+        raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
 
-    def count_report(self) -> None:
-        """One more report may leave from now on."""
-        count = self.reports() + 1
-        self._write("reports", _REPORTS.pack(_LEDGER, count, count ^ _CHECK))
+    def count_report(self, terms: bytes) -> None:
+        """One more report may leave from now on, under ``terms`` [16] as all before it. Raises LedgerUnreadable, and
+        ValueError where those left under others."""
+        ledger = self.ledger()
+        if ledger.reports and ledger.terms != terms:
+            raise ValueError(f"{ledger.reports} reports have left under other terms")
+        body = _REPORTS.pack(_LEDGER, ledger.reports + 1, terms, b"")
+        self._write("reports", body[:-_CHECK_BYTES] + _check(body))
 
     def signing_seed(self) -> bytes | None:
         """The secret that this device's signing key is made of."""
@@ -191,6 +203,10 @@ class DeviceFolder:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.blake2b(body[:-_CHECK_BYTES], digest_size=_CHECK_BYTES).digest()
 
 
 def _private(path: str, flags: int) -> int:

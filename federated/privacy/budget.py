@@ -1,8 +1,9 @@
 """What one client's own reports have cost, and how many its budget affords: what a device keeps account of, without
-having to believe a server."""
+having to believe a server: not even that the terms are still those of yesterday."""
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 from federated.privacy.composition import gaussian_epsilon, most_within, pure_epsilon
@@ -30,6 +31,14 @@ def affordable_reports(section: PrivacySection) -> int | None:
     if section.mechanism not in LOCAL or not section.budget_epsilon:
         return None
     return most_within(lambda reports: report_epsilon(section, reports), section.budget_epsilon)
+
+
+def terms_of(section: PrivacySection) -> bytes:
+    """A mark [16] of what one report costs and what may be spent. Reports under other terms are not to be added up as
+    if they had cost the same, and a budget that grows once it is spent is none."""
+    price = (section.mechanism, section.epsilon, section.delta, section.sign_eps, section.magnitude_epsilon)
+    budget = (section.budget_epsilon, section.budget_delta)
+    return hashlib.blake2b(repr((price, budget)).encode(), digest_size=16).digest()
 
 
 def pure_epsilon_of(section: PrivacySection) -> float:

@@ -144,6 +144,18 @@ class Unprotected:
         return {}
 
 
+def without_diverged(vectors: Mapping[str, Array]) -> tuple[dict[str, Array], npt.NDArray[np.bool_]]:
+    """``vectors`` [B, D] with zeros in every row of which something is not finite, and which those are [B]. Whether
+    training diverged is data: a device that then sent nothing would tell it without noise."""
+    rows = [np.isfinite(vector).all(axis=1) for vector in vectors.values()]
+    diverged = ~np.logical_and.reduce(rows)
+    if not diverged.any():
+        return dict(vectors), diverged
+    return {
+        name: np.where(diverged[:, None], np.float32(0.0), vector) for name, vector in vectors.items()
+    }, diverged
+
+
 def report_update(
     protection: Protection,
     update: Update,
@@ -153,10 +165,11 @@ def report_update(
     threshold: float | None = None,
 ) -> Update:
     """What one device may send of ``update``, trained from the weights ``start`` [D]. Under a mechanism how many
-    examples it has, how many steps it took and its loss are data, too: it counts as one of each, at loss 0."""
+    examples it has, how many steps it took and its loss are data, too: it counts as one of each, at loss 0. One that
+    is not finite is reported as if nothing had been learned."""
     if protection.section.mechanism == "none":
         return update
-    rows = {name: vector[None] for name, vector in update.vectors.items()}
+    rows, _ = without_diverged({name: vector[None] for name, vector in update.vectors.items()})
     reported = protection.report(rows, layout, [randomness], start, threshold)
     bit = None if reported.bits is None else int(reported.bits[0])
     return Update({name: vector[0] for name, vector in reported.vectors.items()}, 1, 1, 0.0, bit)

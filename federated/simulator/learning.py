@@ -31,7 +31,7 @@ from federated.frames import UPLOAD_OVERHEAD
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import EVERYONE, shared_seed
-from federated.privacy.protection import Protection, Unprotected
+from federated.privacy.protection import Protection, Unprotected, without_diverged
 from federated.privacy.randomness import SeededRandomness
 from federated.privacy.server import apply_sum, first_state, instructions_of
 from federated.rounds import RoundSettings
@@ -99,7 +99,10 @@ class Learning:
         self._folder, self._state_bytes = folder, state_bytes
         self._protection: Protection = protection or Unprotected()
         self._private = self._protection.section.mechanism != "none"
-        self._clipped = 0  # reports of the iteration at hand that were too long for the clip
+        self._clipped = (
+            0  # reports of the iteration at hand that were too long for the clip, where there is one
+        )
+        self._clips = False
         self._masked, self._messages = masked, messages
         self.layout: Layout = model.layout()
         if any(field.kind == "local" for field in self.layout.fields):
@@ -195,7 +198,7 @@ class Learning:
             raise NothingToApply(f"all {len(uploads)} uploads were refused", refused, bytes_up)
         staleness = sum(slot.staleness for slot in uploads) / len(uploads)
         try:
-            clipped = self._clipped / len(uploads) if self._private else None
+            clipped = self._clipped / len(uploads) if self._clips else None
             self.state, learned = self._next(
                 total, kept, Learned(0, 0, None, bytes_up, staleness, refused, clipped)
             )
@@ -258,7 +261,9 @@ class Learning:
 
     def _sound(self, trained: Trained) -> tuple[Trained, dict[str, int]]:
         """Without the clients whose vectors or loss are not finite, or too large for the scheme: they cannot be coded,
-        a device would not send."""
+        a device would not send. Under a mechanism of privacy it would, a report of zeros."""
+        if self._private:
+            return self._tame(trained), {}
         finite, small = np.isfinite(trained.losses), np.ones(len(trained.clients), np.bool_)
         with np.errstate(invalid="ignore"):
             for vector in trained.vectors.values():
@@ -273,6 +278,12 @@ class Learning:
         counts = {"not_finite": np.count_nonzero(~finite), "magnitude": np.count_nonzero(finite & ~small)}
         return trained.at(np.flatnonzero(finite & small)), {rule: int(n) for rule, n in counts.items() if n}
 
+    def _tame(self, trained: Trained) -> Trained:
+        """With zeros for whoever diverged, whose update is longer than any clip."""
+        vectors, diverged = without_diverged(trained.vectors)
+        self._clipped += int(np.count_nonzero(diverged))
+        return trained.with_vectors(vectors) if diverged.any() else trained
+
     def _reported(self, trained: Trained, cohort: Cohort, threshold: float | None) -> Trained:
         """What devices may send of what they learned, with noise from the simulation's seed."""
         if not self._private:
@@ -283,6 +294,7 @@ class Learning:
         ]
         reported = self._protection.report(trained.vectors, self.layout, sources, cohort.start, threshold)
         if reported.clipped is not None:
+            self._clips = True
             self._clipped += int(np.count_nonzero(reported.clipped))
         return replace(trained.quiet(), vectors=reported.vectors, bits=reported.bits)
 

@@ -23,7 +23,7 @@ from federated.device import ControlVariates, Instructions, Update
 from federated.job import JobRefused, load_job
 from federated.layout import Field, Layout
 from federated.models import make_model
-from federated.privacy.budget import affordable_reports, report_epsilon
+from federated.privacy.budget import affordable_reports, report_epsilon, terms_of
 from federated.privacy.mechanisms import make_protection
 from federated.privacy.section import PrivacySection
 from federated.rounds import Accepted, Admitted, Refused, Tickets
@@ -112,7 +112,7 @@ class TestDevice:
         keep = DeviceFolder.keep_pending
 
         def watched(folder: DeviceFolder, pending: Any) -> None:
-            counted.append(folder.reports())
+            counted.append(folder.ledger().reports)
             keep(folder, pending)
 
         monkeypatch.setattr(DeviceFolder, "keep_pending", watched)
@@ -128,7 +128,7 @@ class TestDevice:
             assert isinstance(again, Call)
             assert again.body == first.body
             made.lost("no reply", 0.0)
-        assert DeviceFolder(tmp_path).reports() == 1
+        assert DeviceFolder(tmp_path).ledger().reports == 1
 
     def test_what_was_refused_has_left_all_the_same(self, tmp_path: Path) -> None:
         made = device(tmp_path)
@@ -153,7 +153,7 @@ class TestDevice:
         accept(again)
         assert isinstance(again.next(1e6), Done)
 
-    @pytest.mark.parametrize("body", [b"", b"HWr1", b"x" * 20, b"HWr1" + bytes(16)])
+    @pytest.mark.parametrize("body", [b"", b"HWr2", b"x" * 36, b"HWr2" + bytes(32)])
     def test_a_count_that_cannot_be_read_ends_it(self, tmp_path: Path, body: bytes) -> None:
         (tmp_path / "reports").write_bytes(body)
         step = device(tmp_path).next(0.0)
@@ -161,15 +161,40 @@ class TestDevice:
         assert step.why == "budget"
         assert "damaged" in step.detail
         with pytest.raises(LedgerUnreadable):
-            DeviceFolder(tmp_path).count_report()
+            DeviceFolder(tmp_path).count_report(terms_of(SECTION))
 
-    def test_without_a_budget_nothing_is_counted(self, tmp_path: Path) -> None:
+    def test_without_a_budget_reports_are_counted_all_the_same(self, tmp_path: Path) -> None:
         made = device(tmp_path, PrivacySection(mechanism="local_gaussian"))
         for iteration in range(1, 8):
             assert isinstance(to_upload(made, iteration), Call)
             accept(made)
-        assert DeviceFolder(tmp_path).reports() == 0
+        assert DeviceFolder(tmp_path).ledger().reports == 7
         assert isinstance(made.next(0.0), Call | Wait)
+
+    @pytest.mark.parametrize(
+        "now",
+        [
+            replace(SECTION, budget_epsilon=400.0),
+            replace(SECTION, budget_epsilon=0.0),
+            replace(SECTION, epsilon=0.1),
+            replace(SECTION, budget_delta=1e-3),
+            PrivacySection(),
+            PrivacySection(mechanism="central_gaussian"),
+        ],
+    )
+    def test_terms_that_a_server_changes_end_it(self, tmp_path: Path, now: PrivacySection) -> None:
+        """The job's file comes from a server, anew at every start: ε of reports that were sent is what it was then."""
+        accept_one = device(tmp_path)
+        assert isinstance(to_upload(accept_one, 1), Call)
+        accept(accept_one)
+        step = device(tmp_path, now).next(0.0)
+        assert isinstance(step, Done)
+        assert step.why == "budget"
+        assert "other terms" in step.detail
+        with pytest.raises(ValueError, match="other terms"):
+            DeviceFolder(tmp_path).count_report(terms_of(now))
+        # Another clip costs the same: ε is for any two clipped vectors.
+        assert isinstance(device(tmp_path, replace(SECTION, clip=2.0)).next(0.0), Call)
 
     def test_no_loss_is_told(self, tmp_path: Path) -> None:
         made = device(tmp_path)
@@ -274,6 +299,20 @@ def test_noise_changes_what_is_learned_and_a_clip_alone_does_too(tmp_path: Path)
         assert rows[-1].clipped == {"plain": None, "clipped": 1.0, "noised": 1.0}[name]
         found.add(built.simulation.weights.tobytes())
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("mechanism", ["local_gaussian", "central_gaussian"])
+def test_clients_that_diverge_take_part_with_nothing(tmp_path: Path, mechanism: str) -> None:
+    """Who stayed away would tell, without noise, what its data do to training."""
+    privacy = {"mechanism": mechanism, "clip": 0.5}
+    training = {"rate": 1e30}
+    built = simulated(tmp_path, privacy, 2, training=training)
+    for row in finish(built):
+        assert row.valid
+        assert row.uploads == row.trained
+        assert row.clipped == 1.0
+        assert not row.refused
+    assert np.isfinite(built.simulation.weights).all()
 
 
 @pytest.mark.parametrize("engine", ["batched", "numpy"])
