@@ -28,6 +28,7 @@ from federated.privacy.noised import Circumstances, LocalNoise
 from federated.privacy.protection import Protection
 from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggregationSection
 from federated.privacy.signds import reports_of
+from federated.privacy.signds.advice import step_warning
 from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
@@ -314,6 +315,10 @@ class FederatedJob:
                     step_bits=self.secure_aggregation.step_bits,
                     honest=self._circumstances().honest,
                 )
+        with _refusing("privacy"):
+            advice = None
+            if self.privacy.mechanism == "signds":
+                advice = step_warning(self.privacy, dimension, self.rounds.thresholds.uploads_close)
         return Exposure(
             self.privacy,
             self.rounds.fl_iteration_num,
@@ -321,6 +326,7 @@ class FederatedJob:
             self.population,
             noise,
             simulated,
+            () if advice is None else (advice,),
         )
 
     def _drawn_rounds(self) -> RoundSettings:

@@ -36,7 +36,7 @@ class BudgetRefused(ValueError):
 class Exposure:
     """What of a job decides what its protection costs: at most ``iterations``, in each of which a client is drawn with
     the earned sampling ``rate`` (1: it may always take part) out of ``population`` (None: unknown). ``noise`` is that
-    of a distributed mechanism. ``simulated``: randomness is seeded."""
+    of a distributed mechanism. ``simulated``: randomness is seeded. ``advice`` is what else to warn of."""
 
     section: PrivacySection
     iterations: int
@@ -44,6 +44,7 @@ class Exposure:
     population: int | None = None
     noise: DistributedNoise | None = None
     simulated: bool = False
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def _unit(section: PrivacySection) -> str:
 
 
 def _warnings(exposure: Exposure, accountant: Accountant | None, end: float | None) -> list[str]:
-    section, found = exposure.section, list[str]()
+    section, found = exposure.section, list(exposure.advice)
     if exposure.simulated and accountant is not None:
         found.append(
             "not private: a simulation's randomness is seeded, and whoever knows the seed can take it off"

@@ -148,7 +148,8 @@ def simulate(
         if private:
             for text in _statement(built, wanted, spent=0).lines():
                 note(text)
-        with _showing(options.json, wanted.rounds.fl_iteration_num, private) as show:
+        clips = wanted.privacy.mechanism != "signds"
+        with _showing(options.json, wanted.rounds.fl_iteration_num, private, clips) as show:
             for row in built.simulation.rows[-SHOWN:]:
                 show(row)
             for row in built.simulation.run():
@@ -164,7 +165,7 @@ def simulate(
             rows = built.simulation.rows
             if not rows:
                 return
-            print_table(columns(private), [cells(row, private) for row in rows[-SHOWN:]])
+            print_table(columns(private, clips), [cells(row, private, clips) for row in rows[-SHOWN:]])
             print(LEGEND)
             if private:
                 print(_statement(built, wanted).lines()[0])
@@ -330,7 +331,7 @@ def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
 
 
 @contextmanager
-def _showing(json: bool, iterations: int, private: bool) -> Iterator[Callable[[Row], None]]:
+def _showing(json: bool, iterations: int, private: bool, clips: bool) -> Iterator[Callable[[Row], None]]:
     """Shows rows as they come: a live table on a terminal, lines elsewhere; on standard error beside JSON."""
     import sys
 
@@ -351,13 +352,13 @@ def _showing(json: bool, iterations: int, private: bool) -> Iterator[Callable[[R
             shown.append(row)
             del shown[:-SHOWN]
             table = Table(
-                *columns(private),
+                *columns(private, clips),
                 box=None,
                 pad_edge=False,
                 title=f"iteration {row.iteration} of {iterations}",
             )
             for one in shown:
-                table.add_row(*cells(one, private))
+                table.add_row(*cells(one, private, clips))
             live.update(table)
 
         yield show

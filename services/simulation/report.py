@@ -15,7 +15,7 @@ NOT_PRIVATE: Final = "simulated, not private: all clients' data were in this one
 COLUMNS: Final = ("#", "valid", "counted", "loss", "test", "clients", "worst", "up", "down", "time")
 """Short, so that the table fits 80 columns; ``line`` says them in full."""
 PRIVATE_COLUMNS: Final = (*COLUMNS[:3], "clipped", *COLUMNS[4:], "eps")
-"""Of a job with a privacy mechanism, whose clients tell no loss."""
+"""Of a job with a privacy mechanism, whose clients tell no loss; "clipped" is left out where nothing is (SignDS)."""
 _IN_FULL: Final = (
     "iteration", "valid", "counted", "loss", "test accuracy", "clients' mean", "worst tenth", "up", "down",
     "virtual time",
@@ -26,20 +26,22 @@ LEGEND: Final = (
 )
 
 
-def columns(private: bool) -> tuple[str, ...]:
-    """The table's, of a job with or without a privacy mechanism."""
-    return PRIVATE_COLUMNS if private else COLUMNS
+def columns(private: bool, clips: bool = True) -> tuple[str, ...]:
+    """The table's, of a job with or without a privacy mechanism, which clips or does not."""
+    chosen = PRIVATE_COLUMNS if private else COLUMNS
+    return chosen if clips or not private else tuple(name for name in chosen if name != "clipped")
 
 
-def cells(row: Row, private: bool = False) -> tuple[str, ...]:
+def cells(row: Row, private: bool = False, clips: bool = True) -> tuple[str, ...]:
     """A row under ``columns``."""
     metrics = row.metrics or {}
     loss = "" if row.loss is None else f"{row.loss:.4f}"
+    learned = () if private and not clips else (share(row.clipped) if private else loss,)
     return (
         str(row.iteration),
         "yes" if row.valid else row.why.replace("_", " "),
         f"{row.uploads}/{row.starts}",
-        share(row.clipped) if private else loss,
+        *learned,
         *(share(metrics.get(name)) for name in ("accuracy", "clients_mean", "clients_worst_decile")),
         size(row.bytes_up),
         size(row.bytes_down),

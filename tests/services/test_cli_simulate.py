@@ -205,3 +205,16 @@ def test_a_private_run_says_what_privacy_cost_and_that_a_simulation_has_none(
     assert {row["loss"] for row in rows} == {""}
     assert all(float(row["metrics.accuracy"]) >= 0.0 for row in rows)
     assert (tmp_path / "out/simulation.png").stat().st_size > 10_000
+
+
+def test_a_run_of_signs_warns_of_steps_that_diverge_and_has_no_clip(simulate: Run) -> None:
+    signs = ("--strategy", "signds", "--with", "privacy.mechanism=signds")
+    code, out, err = simulate(*QUICK, *signs, "--with", "privacy.sign_global_lr=20")
+    assert code == Exit.OK, err
+    assert "warning: SignDS steps are up to" in err
+    better = err.partition("sign_global_lr ")[2].split()[0]
+    assert "clipped" not in out
+    assert "eps" in out
+    code, _, err = simulate(*QUICK, *signs, "--with", f"privacy.sign_global_lr={better}")
+    assert code == Exit.OK, err
+    assert "SignDS steps" not in err

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from federated.layout import Field, Layout
+from federated.privacy.mechanisms import make_protection
+from federated.privacy.randomness import SeededRandomness
+from federated.privacy.section import PrivacySection
+from federated.privacy.signds.advice import largest_step, step_warning
 from federated.privacy.signds.plan import Plan, make_plan, plan_for
 
 # (d, sign_k, ε): (h, ν_th) at ratio .6
@@ -144,3 +150,21 @@ def test_plans_are_told_apart_by_their_numbers() -> None:
     assert make_plan(100, 10, 8.0) == make_plan(100, 10, 8.0)
     assert isinstance(make_plan(100, 10, 8.0), Plan)
     assert make_plan(100, 10, 8.0) != make_plan(100, 10, 9.0)
+
+
+def test_steps_of_one_mind_are_as_large_as_is_said() -> None:
+    """Devices with the same differences vote in a round, and the step of their largest coordinates is measured."""
+    section = PrivacySection(mechanism="signds", sign_k=0.05, sign_eps=40.0, sign_global_lr=1.0)
+    dimension, clients = 400, 2000
+    row = np.zeros(dimension, np.float32)
+    row[:20] = 1.0
+    made = make_protection(section)
+    layout = Layout((Field("a", (dimension,)),))
+    sources = [SeededRandomness(np.random.default_rng(seed)) for seed in range(clients)]
+    found = made.report({"difference": np.tile(row, (clients, 1))}, layout, sources, row, 1.0)
+    step = section.sign_global_lr * 2.0 * found.vectors["difference"].sum(axis=0)[:20].mean()
+    assert step == pytest.approx(largest_step(section, dimension, clients), rel=0.05)
+    assert step_warning(section, dimension, clients) is not None
+    gentle = replace(section, sign_global_lr=3.0 / largest_step(section, dimension, clients))
+    assert largest_step(gentle, dimension, clients) == pytest.approx(3.0)
+    assert step_warning(gentle, dimension, clients) is None
