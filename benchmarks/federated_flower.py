@@ -17,7 +17,8 @@ from federated.data import Federation
 
 NAME: Final = "Flower's simulator"
 _FOLDER: Final = Path(__file__).parent / "peers" / "flower"
-_PYTHON: Final = _FOLDER / ".venv" / "bin" / "python"
+PYTHON: Final = _FOLDER / ".venv" / "bin" / "python"
+REPOSITORY: Final = _FOLDER.parents[2]
 _WORK: Final = "HEADWATER_FLOWER_WORK"
 INSTALL: Final = (
     "python3 -m venv benchmarks/peers/flower/.venv && "
@@ -31,7 +32,7 @@ class FlowerFailed(RuntimeError):
 
 def available() -> bool:
     """Whether its environment is there."""
-    return _PYTHON.exists()
+    return PYTHON.exists()
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def flower(
         log = folder / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [str(_PYTHON), "-m", "benchmarks.peers.flower.rounds", str(cores)],
+                [str(PYTHON), "-m", "benchmarks.peers.flower.rounds", str(cores)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -96,5 +97,5 @@ def flower(
 def _environment(folder: Path) -> dict[str, str]:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    paths = {"PYTHONPATH": str(_FOLDER.parents[2]), _WORK: str(folder)}
+    paths = {"PYTHONPATH": str(REPOSITORY), _WORK: str(folder)}
     return {**os.environ, **quiet, **threads, **paths}

@@ -1,0 +1,6 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+def bytes_to_ndarray(tensor: bytes) -> NDArray[Any]: ...
+def ndarray_to_bytes(ndarray: NDArray[Any]) -> bytes: ...

@@ -1,0 +1,6 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+def pseudo_rand_gen(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[NDArray[Any]]: ...
+def share_keys_plaintext_concat(src_node_id: int, dst_node_id: int, b_share: bytes, sk_share: bytes) -> bytes: ...
