@@ -2,8 +2,9 @@
 
 ε is of a whole job at δ = 1e-5. Rounds and clip (SignDS: rate and share of coordinates) of each mechanism and ε were
 chosen on rows that nobody trains or is tested on, with 1,000 clients and a seed of its own; that choice is not charged.
-With fewer or more clients the same are taken, SignDS's rate so that steps stay as long. Distributed noise counts on nine tenths of the clients, is added inside
-the ring, and was not chosen for: it runs with eight rounds, which is what its exact sampling leaves time for.
+With fewer or more clients the same are taken, SignDS's rate so that steps stay as long. Distributed noise counts on
+nine tenths of the clients and is added inside the ring; its exact sampling leaves time for eight rounds, with the clip
+that was best for central noise at eight.
 """
 
 from __future__ import annotations
