@@ -284,7 +284,7 @@ class FederatedJob:
         if self.secure_aggregation.protocol == "none":
             return None
         with _refusing("secure_aggregation"):
-            noise = self.exposure(layout.size).noise
+            noise = self.exposure(layout.trained).noise
             return masked_updates(
                 self.secure_aggregation,
                 self.privacy,
@@ -298,14 +298,14 @@ class FederatedJob:
             )
 
     def make_rounds(self, dimension: int) -> RoundSettings:
-        """``rounds`` with what follows from the selection and, for models of D weights, from the budget of privacy.
-        Raises JobRefused."""
+        """``rounds`` with what follows from the selection and, for models of D trained weights, from the budget of
+        privacy. Raises JobRefused."""
         drawn = self._drawn_rounds()
         with _refusing("privacy"):
             return dataclasses.replace(drawn, most_releases=most_releases(self.exposure(dimension)))
 
     def exposure(self, dimension: int, *, simulated: bool = False) -> Exposure:
-        """What the protection of models of D weights costs. Raises JobRefused."""
+        """What the protection of models of D trained weights costs. Raises JobRefused."""
         noise = None
         if self.privacy.mechanism in DISTRIBUTED:
             with _refusing("privacy"):
@@ -315,19 +315,37 @@ class FederatedJob:
                     step_bits=self.secure_aggregation.step_bits,
                     honest=self._circumstances().honest,
                 )
-        with _refusing("privacy"):
-            advice = None
-            if self.privacy.mechanism == "signds":
+        rate, advice = self._earned_rate()
+        if self.privacy.mechanism == "signds" and dimension * self.privacy.sign_k >= 1.0:
+            with _refusing("privacy"):
                 advice = step_warning(self.privacy, dimension, self.rounds.thresholds.uploads_close)
         return Exposure(
             self.privacy,
             self.rounds.fl_iteration_num,
-            earned_sampling(self.privacy.mechanism, self.make_selection()),
+            rate,
             self.population,
             noise,
             simulated,
             () if advice is None else (advice,),
         )
+
+    def _earned_rate(self) -> tuple[float, str | None]:
+        """The sampling rate that accounting may assume, and what it rests on where that is not much. Raises
+        JobRefused."""
+        selection, fewest = self.make_selection(), self.rounds.start_fl_job_threshold
+        rate = earned_sampling(self.privacy.mechanism, selection)
+        if rate == 1.0 or not isinstance(selection, Poisson):
+            return rate, None
+        population = self._drawn_rounds().sampled
+        expected = selection.expected(population)
+        warning = None
+        if fewest > expected / 2.0:
+            warning = (
+                f"an iteration needs {fewest} clients of the {expected:g} that are drawn on average: if many of "
+                f"data.clients {population} cannot be reached, that it was valid tells who was drawn, and epsilon is "
+                "too low; lower rounds.start_fl_job_threshold"
+            )
+        return selection.rate_if_valid(population, fewest), warning
 
     def _drawn_rounds(self) -> RoundSettings:
         """``rounds`` as the selection has them. Raises JobRefused."""

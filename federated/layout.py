@@ -79,6 +79,11 @@ class Layout:
         return sum(field.size for field in self.fields)
 
     @cached_property
+    def trained(self) -> int:
+        """How many of them are trained: the rest are statistics, counters and constants."""
+        return sum(field.size for field in self.fields if field.kind == "weight")
+
+    @cached_property
     def slices(self) -> dict[str, slice]:
         """Where each field lies in the vector."""
         found, start = {}, 0

@@ -113,6 +113,16 @@ class Poisson:
         """How many of ``population`` clients an iteration draws on average: what sums are divided by."""
         return self.rate * population
 
+    def rate_if_valid(self, population: int, fewest: int) -> float:
+        """The probability that one of ``population`` = N clients was drawn, given that at least ``fewest`` = T were:
+        q · P(Bin(N − 1, q) >= T − 1) / P(Bin(N, q) >= T). An iteration of fewer publishes nothing, so whoever sees a
+        new version knows that much, and it is this rate that thins out the version's release."""
+        if fewest <= 0:
+            return self.rate
+        with_it = 1.0 - _below(population - 1, self.rate, fewest - 1)
+        valid = 1.0 - _below(population, self.rate, fewest)
+        return min(1.0, self.rate * with_it / valid) if valid > 0.0 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
@@ -262,6 +272,17 @@ def earned_sampling(mechanism: str, selection: Selection) -> float:
     sampling: first-come clients are no random sample, and local and distributed noise protect against the servers, who
     know whom they drew."""
     return selection.rate if mechanism == "central_gaussian" and isinstance(selection, Poisson) else 1.0
+
+
+def _below(trials: int, chance: float, limit: int) -> float:
+    """P(Bin(``trials``, ``chance``) < ``limit``)."""
+    wanted = np.arange(min(limit, trials + 1), dtype=np.float64)
+    if not len(wanted):
+        return 0.0
+    steps = np.log(trials - wanted[:-1]) - np.log1p(wanted[:-1])
+    ways = np.concatenate([[0.0], np.cumsum(steps)])
+    logs = ways + wanted * math.log(chance) + (trials - wanted) * math.log1p(-chance)
+    return min(1.0, float(np.exp(logs).sum()))
 
 
 def _column(facts: Columns, name: str, rows: int) -> npt.NDArray[Any]:

@@ -179,7 +179,8 @@ def _adversary(exposure: Exposure) -> str:
     if mechanism in LOCAL:
         return "everybody, the servers included"
     if mechanism == "central_gaussian":
-        return "whoever sees models; the servers see every update and are trusted"
+        unseen = ", and not who or how many took part" if exposure.rate < 1.0 else ""
+        return f"whoever sees models{unseen}; the servers see every update and are trusted"
     honest = exposure.noise.honest if exposure.noise is not None else 1
     return f"everybody, the servers included, while {honest} of the devices in each sum are honest"
 

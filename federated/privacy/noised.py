@@ -46,8 +46,8 @@ CLIP: Final = "clip"
 LARGEST_STEPS: Final = 2.0**24
 """Whole numbers of steps that float32 holds exactly: a clip must have fewer."""
 LARGEST_SIGMA: Final = 2.0**16
-"""Of central noise. A float64 tells integers of 2**49 from each other by sixteenths; noise that is larger would leave out
-odd integers more and more, and the low bits of a sum would show through (and, much later, pass 63 bits)."""
+"""Of central noise. A float64 tells integers of 2**49 from each other by sixteenths; larger noise would leave out odd
+integers more and more, and the low bits of a sum would show through (and, much later, it would pass 63 bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +265,9 @@ class DistributedNoise(_FixedDivisor):
 
     def noise(self, layout: Layout) -> DevicesNoise:
         """How much noise a device adds, and the norm that no rounded report exceeds, in steps. Raises ValueError."""
-        trained = sum(field.size for field in layout.fields if field.kind == "weight")
         around = self.around
         return DevicesNoise.of(
-            self.section, dimension=trained, step_bits=around.step_bits, honest=around.honest
+            self.section, dimension=layout.trained, step_bits=around.step_bits, honest=around.honest
         )
 
     def require_layout(self, layout: Layout) -> None:

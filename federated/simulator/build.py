@@ -78,7 +78,7 @@ def build(
     except (AvailabilityRefused, RayMissing, ValueError) as error:
         raise JobRefused(f"simulation: {error}") from error
     selection, store = job.make_selection(), MemoryStore()
-    rounds = job.make_rounds(model.layout().size)
+    rounds = job.make_rounds(model.layout().trained)
     desk = Desk(store, Rounds(rounds, Tickets(job.job.name, ticket_key(seed)), selection))
     learning = Learning(
         model,
@@ -118,7 +118,7 @@ def build(
         folder=folder if checkpoints else None,
         checkpoint_every=simulation.checkpoint_every,
         fingerprint=fingerprint(job, federation, trace),
-        epsilon=spending(job.exposure(model.layout().size, simulated=True)),
+        epsilon=spending(job.exposure(model.layout().trained, simulated=True)),
     )
     return Built(made, model, engine.name)
 

@@ -433,7 +433,7 @@ def _begin(settings: Settings, file: Path) -> None:
     note(f"job {job.job.name}: {'begins' if created else 'is there already and goes on'}")
     layout = job.make_model().layout()
     if job.privacy.mechanism != "none":
-        for line in statement(job.exposure(layout.size), 0).lines():
+        for line in statement(job.exposure(layout.trained), 0).lines():
             note(f"job {job.job.name}: {line}")
     masked = job.make_masked(layout)
     if masked is not None:

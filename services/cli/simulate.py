@@ -298,7 +298,7 @@ def _statement(built: Built, job: FederatedJob, spent: int | None = None) -> Pri
 
     if spent is None:
         spent = _releases(built, job)
-    return statement(job.exposure(built.model.layout().size, simulated=True), spent)
+    return statement(job.exposure(built.model.layout().trained, simulated=True), spent)
 
 
 def _releases(built: Built, job: FederatedJob) -> int:

@@ -16,7 +16,7 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         model,
         job.make_strategy(),
         job.training,
-        job.make_rounds(model.layout().size),
+        job.make_rounds(model.layout().trained),
         job.make_selection(),
         job.job.seed,
         key,
@@ -28,7 +28,7 @@ def assemble_job(job: FederatedJob, key: bytes) -> HostedJob:
         job.make_protection(model.layout()),
         job.secure_aggregation,
         job.make_masked(model.layout()),
-        job.exposure(model.layout().size),
+        job.exposure(model.layout().trained),
     )
 
 

@@ -1,3 +1,5 @@
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from support.rounds import Bench
 
 from federated.rounds import Admitted, NotYet, Phase, StartRequest
-from federated.selection import AllOf, DeviceFacts, Selection, SelectionRefused, make_selection
+from federated.selection import AllOf, DeviceFacts, Poisson, Selection, SelectionRefused, make_selection
 
 RULES = [
     make_selection("everyone"),
@@ -134,3 +136,22 @@ def test_the_fairness_cap_holds_on_servers_without_a_list_of_clients() -> None:
         b.aggregate()
         took.append(set(admitted))
     assert took == [{"c0", "c1"}, {"c2", "c3"}, {"c4", "c5"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("population", "rate", "fewest"), [(1, 0.3, 1), (5, 0.3, 2), (8, 0.6, 5), (6, 0.5, 6), (9, 0.2, 0)]
+)
+def test_a_valid_iteration_tells_how_likely_one_was_drawn(population: int, rate: float, fewest: int) -> None:
+    """Against all sets that poisson may draw."""
+    valid = with_it = 0.0
+    for drawn in itertools.product((False, True), repeat=population):
+        chance = math.prod(rate if one else 1.0 - rate for one in drawn)
+        if sum(drawn) >= fewest:
+            valid += chance
+            with_it += chance * drawn[0]
+    assert Poisson(rate).rate_if_valid(population, fewest) == pytest.approx(with_it / valid, rel=1e-12)
+
+
+def test_of_a_large_population_what_is_learned_of_one_is_what_was_drawn() -> None:
+    assert Poisson(0.01).rate_if_valid(1_000_000, 5_000) == pytest.approx(0.01, rel=1e-12)
+    assert Poisson(0.01).rate_if_valid(1_000_000, 10_000) > 0.01

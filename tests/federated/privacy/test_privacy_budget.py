@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from federated.job import FederatedJob, JobRefused, load_job
+from federated.layout import Field, Layout
 from federated.privacy.accounting import Accountant, LaplaceReport
 from federated.privacy.accounting_statement import (
     BudgetRefused,
@@ -19,6 +20,7 @@ from federated.privacy.accounting_statement import (
 )
 from federated.privacy.budget import affordable_reports, report_epsilon
 from federated.privacy.calibration import DistributedNoise
+from federated.privacy.noised import DistributedNoise as NoiseOfDevices
 from federated.privacy.section import Mechanism, PrivacySection
 
 NOISE = DistributedNoise.of(
@@ -185,6 +187,37 @@ def test_a_job_gives_its_rounds_the_budget_and_the_draw() -> None:
     # First-come clients earn nothing, whatever their share.
     assert everyone.exposure(500).rate == 1.0
     assert job(CENTRAL, selection={"name": "random", "share": 0.05}).exposure(500).rate == 1.0
+
+
+def test_amplification_is_that_of_a_valid_iteration() -> None:
+    """An iteration of too few publishes nothing: whoever sees a version knows that enough were drawn."""
+    draw = {"selection": {"name": "poisson", "rate": 0.002}}
+    strict = job(CENTRAL, rounds={"start_fl_job_threshold": 2}, **draw).exposure(500)
+    valid = 1.0 - 0.998**1000 - 1000 * 0.002 * 0.998**999
+    assert strict.rate == pytest.approx(0.002 * (1.0 - 0.998**999) / valid, rel=1e-9)
+    assert strict.rate > 1.4 * 0.002
+    told = statement(strict, 0)
+    assert "not who or how many took part" in told.adversary
+    assert any("lower rounds.start_fl_job_threshold" in warning for warning in told.warnings)
+    lax = job(
+        CENTRAL, rounds={"start_fl_job_threshold": 20}, selection={"name": "poisson", "rate": 0.05}
+    ).exposure(500)
+    assert lax.rate == pytest.approx(0.05, rel=1e-5)
+    assert not lax.advice
+
+
+def test_noise_is_counted_over_what_is_trained() -> None:
+    """Statistics get no noise, and the norm that rounding may add to is that of what does."""
+    layout = Layout((Field("a", (60,)), Field("mean", (9_000,), kind="statistic")))
+    made = job(
+        {"mechanism": "distributed_gaussian", "statistics": "keep"},
+        rounds={"start_fl_job_threshold": 100},
+        secure_aggregation={"protocol": "secagg", "dropouts": 0.15, "step_bits": 3},
+    )
+    protection = made.make_protection(layout)
+    assert isinstance(protection, NoiseOfDevices)
+    assert layout.trained == 60
+    assert made.exposure(layout.trained).noise == protection.noise(layout)
 
 
 def test_distributed_noise_is_counted_for_the_fewest_honest_survivors() -> None:
