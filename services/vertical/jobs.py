@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from federated.vertical.kinds import Kind
 
@@ -61,7 +61,7 @@ def parse_options(kind: Kind[Any], given: Mapping[str, Any]) -> Any:
         close = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known) or 'none'}"
         raise JobRefused(f"{kind.name} has no option {unknown[0]!r}{hint}")
-    adapter: TypeAdapter[Any] = TypeAdapter(kind.options, config=_config(kind.options))
+    adapter: TypeAdapter[Any] = TypeAdapter(kind.options)
     try:
         return adapter.validate_python(dict(given))
     except ValidationError as error:
@@ -69,8 +69,3 @@ def parse_options(kind: Kind[Any], given: Mapping[str, Any]) -> Any:
         raise JobRefused(f"options of {kind.name}: {'; '.join(told)}") from error
     except ValueError as error:
         raise JobRefused(f"options of {kind.name}: {error}") from error
-
-
-def _config(options: type[Any]) -> ConfigDict | None:
-    # A pydantic dataclass brings its own; pydantic refuses a second one.
-    return None if hasattr(options, "__pydantic_config__") else ConfigDict(arbitrary_types_allowed=True)

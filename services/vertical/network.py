@@ -31,11 +31,13 @@ from services.rpc.server import Call, RpcServer
 from services.vertical.session import Frame, Session
 
 METHOD: Final = "vertical"
-PUSH_S: Final = 30.0
-"""How long a push with units may take."""
 BEAT_S: Final = 1.0
-PARK_S: Final = 3.0
+PARK_S: Final = 1.0
 """How long a poll waits at the other end."""
+ANSWER_S: Final = 3.0
+"""How long an answer may take at first: whoever died meanwhile is asked again after that."""
+MOST_ANSWER_S: Final = 60.0
+"""How long it may take where answers come slowly, which each that did not come in time allows twice as long."""
 _PAUSE_S: Final = 0.02
 _MOST_PAUSE_S: Final = 1.0
 _encoder = msgspec.msgpack.Encoder()
@@ -173,7 +175,7 @@ class Network:
 
     def _call(self, name: str, address: str, key: bytes, polls: bool) -> None:
         client = RpcClient(Security(key, self._keys))
-        pause_s = _PAUSE_S
+        pause_s, allowed_s = _PAUSE_S, ANSWER_S
         try:
             while not self._stop.is_set():
                 with self.changed:
@@ -186,8 +188,10 @@ class Network:
                     wait_ms = round(1_000 * PARK_S) if polls else 0
                     frame, data, version = self.session.frame(name, units=not polls, wait_ms=wait_ms)
                     received = self.session.channel(name).received
-                timeout_s = PUSH_S if polls or data else max(2.0, 2 * self._beat_s)
-                answer = self._exchange(client, name, address, frame, data, version, timeout_s)
+                began_s = self._monotonic()
+                answer = self._exchange(client, name, address, frame, data, version, allowed_s)
+                took_s = self._monotonic() - began_s
+                allowed_s = min(MOST_ANSWER_S, max(ANSWER_S, 2 * allowed_s if answer is None else 4 * took_s))
                 if answer is not None and self._moved(name, frame, answer, received):
                     pause_s = _PAUSE_S
                 else:

@@ -36,6 +36,8 @@ from services.vertical.store import KEEP, StateFolder
 
 LINGER_S: Final = 3.0
 """How long a party that ends stays so that the others hear of it."""
+FAREWELL_S: Final = 0.5
+"""How long the last word, that all are done, may take: whoever misses it stays ``LINGER_S``."""
 _LOOK_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
@@ -247,7 +249,7 @@ class Runner:
                 self._wait()
             session.leaves()
             self._network.wake()
-            self._network.changed.wait_for(session.all_told, LINGER_S)
+            self._network.changed.wait_for(session.all_told, FAREWELL_S)
 
     def _tell(self, error: BaseException) -> None:
         session = self._network.session
