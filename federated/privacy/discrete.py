@@ -34,6 +34,7 @@ BETA: Final = math.exp(-0.5)
 
 _MARGIN: Final = 2.0**-40
 _MOST_ROUNDINGS: Final = 1000
+_DRAWN: Final = 2**19  # proposals at once: what they need beside them stays at some dozens of MiB on a device
 _INVERSION_BELOW: Final = 10.0
 
 
@@ -63,7 +64,11 @@ def skellam(randomness: Randomness, sigma: float, count: int) -> Integers:
     if not 0.0 < sigma <= LARGEST_SKELLAM:
         raise ValueError(f"sigma must be above 0 and at most 2**26 steps, not {sigma}")
     mean = sigma * sigma / 2.0
-    return poisson(randomness, mean, count) - poisson(randomness, mean, count)
+    found = np.empty(count, np.int64)
+    for start in range(0, count, _DRAWN):
+        wanted = min(_DRAWN, count - start)
+        found[start : start + wanted] = poisson(randomness, mean, wanted) - poisson(randomness, mean, wanted)
+    return found
 
 
 def poisson(randomness: Randomness, mean: float, count: int) -> Integers:
@@ -98,7 +103,7 @@ def _gathered(draw: Callable[[int], Integers], count: int) -> Integers:
     parts: list[Integers] = []
     missing = count
     while missing > 0:
-        part = draw(2 * missing + 16)[:missing]
+        part = draw(min(2 * missing + 16, _DRAWN))[:missing]
         parts.append(part)
         missing -= len(part)
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)

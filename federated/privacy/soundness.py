@@ -187,6 +187,30 @@ def _compressed_sum(facts: Facts) -> str | None:
     return None
 
 
+def _not_its_own(facts: Facts) -> str | None:
+    """Numbers that somebody relies on, and that the mechanism does not look at."""
+    privacy, usual = facts.privacy, PrivacySection()
+    mechanism = privacy.mechanism
+    if mechanism == "none":
+        if privacy.budget_epsilon:
+            return "a budget without a mechanism is not kept by anything: set privacy.mechanism"
+        return None
+    one_report = (privacy.epsilon, privacy.delta) != (usual.epsilon, usual.delta)
+    if mechanism == "signds" and (one_report or privacy.protects == "weights"):
+        return (
+            "SignDS reports signs of differences, at privacy.sign_eps and privacy.magnitude_epsilon: leave epsilon, "
+            "delta and protects out"
+        )
+    if mechanism not in LOCAL and one_report:
+        return (
+            f"privacy.epsilon and privacy.delta are of one local report: {mechanism} takes noise_multiplier, and "
+            "budget_epsilon and budget_delta say where the job ends"
+        )
+    if mechanism in LOCAL and privacy.noise_multiplier != usual.noise_multiplier:
+        return f"{mechanism} adds the noise that its epsilon asks for: leave privacy.noise_multiplier out"
+    return None
+
+
 RULES: Final[Sequence[Rule]] = (
     _updates_under_masks,
     _buffered_under_masks,
@@ -201,4 +225,5 @@ RULES: Final[Sequence[Rule]] = (
     _adaptive_clip,
     _clipped_weights,
     _compressed_sum,
+    _not_its_own,
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from typing import Final
 
@@ -80,7 +80,14 @@ def make_plan(dimension: int, top: int, epsilon: float, ratio: float = 0.6, name
 @lru_cache(maxsize=64)
 def plan_for(dimension: int, sign_k: float, epsilon: float, ratio: float, named: int) -> Plan:
     """The plan with k = floor(``sign_k`` · d), in exact decimals. Raises ValueError as ``make_plan``."""
-    return make_plan(dimension, int(Decimal(repr(sign_k)) * dimension), epsilon, ratio, named)
+    top = int(Decimal(repr(sign_k)) * dimension)
+    if top < 1:
+        least = Context(prec=2, rounding=ROUND_CEILING).divide(Decimal(1), Decimal(dimension))
+        raise ValueError(
+            f"sign_k {sign_k:g} of {dimension} coordinates is none: raise it to {least} at least "
+            f"(it may be {LARGEST_SHARE:g} at most), or take a larger model"
+        )
+    return make_plan(dimension, top, epsilon, ratio, named)
 
 
 def _automatic(dimension: int, top: int, epsilon: float, ratio: float) -> int:

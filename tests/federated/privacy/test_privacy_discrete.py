@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -136,3 +137,17 @@ def test_the_bound_of_rounding_is_that_of_the_paper() -> None:
     assert rounded_bound(0.0, 4) == pytest.approx(2.0**0.5)  # √(0 + 1 + 1·1) below 0 + √4
     assert rounded_bound(100.0, 10_000, math.exp(-2.0)) == pytest.approx(math.sqrt(1e4 + 2500 + 2 * 150))
     assert rounded_bound(3.0, 1, 1e-300) == 4.0
+
+
+@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
+def test_noise_of_a_large_model_takes_little_memory_beside_itself(
+    draw: Callable[[SeededRandomness, float, int], np.ndarray],
+) -> None:
+    count = 2**20
+    tracemalloc.start()
+    try:
+        assert len(draw(SeededRandomness(np.random.default_rng(1)), 300.0, count)) == count
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 8 * count + 2**26

@@ -378,6 +378,12 @@ MASKED = {"secure_aggregation": {"protocol": "secagg"}}
         ),
         ({"mechanism": "local_gaussian", "clip": 1e6, "epsilon": 0.01}, {}, "lower privacy.clip"),
         ({"mechanism": "local_gaussian", "epsilon": 5000.0}, {}, "epsilon must be"),
+        ({"budget_epsilon": 2.0}, {}, "budget without a mechanism"),
+        ({"mechanism": "central_gaussian", "epsilon": 0.5}, {}, "takes noise_multiplier"),
+        ({"mechanism": "distributed_skellam", "delta": 1e-6}, MASKED, "takes noise_multiplier"),
+        ({"mechanism": "local_laplace", "noise_multiplier": 2.0}, {}, "leave privacy.noise_multiplier out"),
+        ({"mechanism": "signds", "epsilon": 0.5}, {"strategy": {"name": "signds"}}, "sign_eps"),
+        ({"mechanism": "signds", "protects": "weights"}, {"strategy": {"name": "signds"}}, "sign_eps"),
     ],
 )
 def test_unsound_jobs_are_refused_with_the_reason(

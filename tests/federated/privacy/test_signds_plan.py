@@ -142,8 +142,9 @@ def test_what_is_out_of_range_is_refused(arguments: tuple[float, ...], reason: s
 
 
 def test_a_model_too_small_for_its_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="the largest 0 of 99"):
+    with pytest.raises(ValueError, match="of 99 coordinates is none: raise it to 0.011 at least"):
         plan_for(99, 0.01, 8.0, 0.6, 0)
+    assert plan_for(99, 0.011, 8.0, 0.6, 0).top == 1
 
 
 def test_plans_are_told_apart_by_their_numbers() -> None:

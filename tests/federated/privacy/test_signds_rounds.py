@@ -147,7 +147,7 @@ def test_servers_refuse_what_is_no_report() -> None:
         ({"strategy": {"server_rate": 0.5}}, "sign_global_lr"),
         ({"strategy": {"magnitude_epsilon": 0.5}}, "privacy.magnitude_epsilon"),
         ({"privacy": {"sign_k": 0.5}}, "a quarter"),
-        ({"data": {"features": 3, "classes": 2}, "model": {"name": "softmax"}}, "largest 0 of"),
+        ({"data": {"features": 3, "classes": 2}, "model": {"name": "softmax"}}, "raise it to 0.13 at least"),
         ({"selection": {"name": "poisson", "rate": 0.5}, "data": {"clients": 600}}, "poisson"),
     ],
 )  # fmt: skip
