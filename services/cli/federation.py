@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli import attack, rounds, signing, simulate, teach
+from services.cli import attack, rounds, signing, simulate, teach, vertical
 from services.cli.groups import group
 
 app = group("Federated learning: simulate it here, or run its servers and clients.")
@@ -12,3 +12,4 @@ rounds.register(app)
 signing.register(app)
 teach.register(app)
 attack.register(app)
+app.add_typer(vertical.app, name="vertical")

@@ -30,7 +30,7 @@ from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.jobs import JobRefused, find_kind, parse_options
 from services.vertical.keys import load_party_keys
 from services.vertical.network import Network, Peer
-from services.vertical.runner import Patience, Runner, Traffic
+from services.vertical.runner import RUN, Patience, Runner, Traffic
 from services.vertical.session import Session, job_text
 from services.vertical.store import StateFolder, read_whole, write_whole
 
@@ -176,6 +176,7 @@ def _leave_behind(prepared: Prepared, result: PartResult, report: dict[str, Any]
             "party": config.party.name,
             "parties": config.roles(),
             "features": list(table.names) if table is not None else [],
+            "run": result.figures[RUN],
         }
         write_whole(folder / MODEL, pack({"head": json.dumps(head), "model": result.model}))
     if result.rows is not None and prepared.table is not None:
@@ -206,6 +207,7 @@ class Part:
     party: str
     parties: dict[str, str]
     features: tuple[str, ...]
+    run: str
     model: bytes
 
 
@@ -214,6 +216,8 @@ def read_part(path: Path) -> Part:
     found = unpack(read_whole(path), str(path), {"head": Text(2**20), "model": Bytes(MOST_MODEL)})
     head = json.loads(found["head"])
     try:
-        return Part(head["job"], head["party"], head["parties"], tuple(head["features"]), found["model"])
+        return Part(
+            head["job"], head["party"], head["parties"], tuple(head["features"]), head["run"], found["model"]
+        )
     except KeyError as error:
         raise ConfigRefused(f"{path} lacks {error}") from error

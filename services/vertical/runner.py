@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from federated.vertical.parties import (
@@ -34,6 +34,8 @@ from services.vertical.network import Network
 from services.vertical.session import Attempt
 from services.vertical.store import KEEP, StateFolder
 
+RUN: Final = "run"
+"""The figure that tells runs apart."""
 LINGER_S: Final = 3.0
 """How long a party that ends stays so that the others hear of it."""
 FAREWELL_S: Final = 0.5
@@ -105,6 +107,9 @@ class Runner:
                     if session.phase != "done":
                         attempt = self._gather()
                         result = self._attempt(attempt)
+                        # The same at all parties: parts of different runs do not fit together.
+                        figures = {**result.figures, RUN: attempt.view.hex()}
+                        result = replace(result, figures=figures)
                         with changed:
                             self._store.keep_result(result)
                             session.finished()

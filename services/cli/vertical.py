@@ -1,0 +1,312 @@
+"""``headwater fl vertical``: companies that share users but not features train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.context import Options
+from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
+from services.cli.groups import group
+
+if TYPE_CHECKING:
+    from services.vertical.config import PartyConfig
+
+app = group("Companies that share users but not features: train together, answer together.")
+
+
+@app.command("kinds")
+def kinds(context: typer.Context) -> None:
+    """List the kinds of joint jobs with their roles and options."""
+    from dataclasses import MISSING, fields
+
+    from services.cli.output import print_json, print_table
+    from services.vertical.jobs import JobRefused, find_kind, names
+
+    rows: list[tuple[str, str, str, str]] = []
+    for name in names():
+        try:
+            kind = find_kind(name)
+        except JobRefused as error:
+            rows.append((name, "", "", str(error)))
+            continue
+        roles = ", ".join(f"{role} {count.least}-{count.most}" for role, count in kind.roles.items())
+        options = ", ".join(
+            f"{one.name}={one.default!r}" if one.default is not MISSING else one.name
+            for one in fields(kind.options)
+        )
+        rows.append((name, roles, kind.summary, options))
+    if context.obj.json:
+        print_json([dict(zip(("name", "roles", "summary", "options"), row, strict=True)) for row in rows])
+    else:
+        print_table(("kind", "parties", "what it does", "options"), rows)
+
+
+@app.command("keys")
+def keys(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="A folder for party.public and party.secret.")],
+) -> None:
+    """Make a party's key pair, and print the public key that the other parties put into their files."""
+    from services.cli.output import print_json
+    from services.vertical.keys import make_party_keys
+
+    with _refusals():
+        public = make_party_keys(folder).public.hex()
+    if context.obj.json:
+        print_json({"folder": str(folder), "public": public})
+    else:
+        print(public)
+        print(f"\nThe others put it into their files as peers.NAME.key; the secret stays in {folder}.")
+
+
+@app.command("check")
+def check(context: typer.Context) -> None:
+    """Check a party's file (--config FILE): keys, table, job and options. Nothing is sent."""
+    from services.cli.output import print_json
+    from services.vertical.party import prepare
+
+    with _refusals():
+        config = _config(context)
+        found = prepare(config)
+    told = {
+        "party": config.party.name,
+        "role": config.party.role,
+        "job": config.job.what,
+        "parties": config.roles(),
+        "rows": 0 if found.table is None else len(found.table),
+        "columns": 0 if found.table is None else len(found.table.names),
+        "state": str(found.folder),
+    }
+    if context.obj.json:
+        print_json(told)
+    else:
+        for key, value in told.items():
+            print(f"{key:8} {value}")
+
+
+@app.command("party")
+def party(context: typer.Context) -> None:
+    """Take part in a job as the party of --config FILE, until all parties have their results.
+
+    A party that was stopped goes on from the last checkpoint that all parties have, and so do the others.
+    """
+    import os
+
+    from services.processes import configure_logging, limit_threads
+
+    limit_threads(os.environ)
+    from services.cli.output import note, waiting
+    from services.vertical.party import prepare, run_party
+
+    with _refusals(), waiting() as line:
+        config = _config(context)
+        configure_logging(config.party.name)
+        report = run_party(
+            prepare(config),
+            progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
+            listening=lambda port: note(f"{config.party.name} listens on port {port}"),
+        )
+    _show(context, {"job": config.job.model_dump(mode="json"), "parties": {config.party.name: report}})
+
+
+@app.command("run")
+def run(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="A kind of job; `headwater fl vertical kinds` lists them.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER[/PREFIX]",
+            help="Where the tables are: one with `guest` in its name, others with `host`.",
+        ),
+    ],
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Of the job; may be repeated.")
+    ] = None,
+    psi: Annotated[
+        list[str] | None,
+        typer.Option("--psi", metavar="NAME=VALUE", help="Of the alignment; may be repeated."),
+    ] = None,
+    align: Annotated[str, typer.Option(help="psi, or none: rows are in the same order already.")] = "psi",
+    test: Annotated[float, typer.Option(min=0.0, max=0.9, help="Part of joint rows to measure on.")] = 0.3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    coordinator: Annotated[
+        bool, typer.Option("--coordinator", help="With one, where the job may have it.")
+    ] = False,
+    id_column: Annotated[str, typer.Option("--id", help="The column of ids.")] = "id",
+    label: Annotated[str, typer.Option(help="The guest's column of labels.")] = "y",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For the parties' files; a new one in /tmp if left out."),
+    ] = None,
+) -> None:
+    """Run a whole job on this machine for a trial: each party is a process; then who saw what, and how good it is.
+
+    Pooled models, which need all tables in one place, are trained for comparison at the end.
+    """
+    import json
+    import os
+    import tempfile
+
+    from services.cli.output import note, waiting
+    from services.processes import limit_threads
+
+    limit_threads(os.environ)
+    from services.vertical.jobs import find_kind
+    from services.vertical.trial import (
+        find_parties,
+        parse_pairs,
+        pooled,
+        run_trial,
+        whole_report,
+        write_files,
+    )
+
+    with _refusals():
+        kind = find_kind(job)
+        wanted: dict[str, Any] = {"what": job, "align": align, "seed": seed, "test": test}
+        wanted |= {"options": parse_pairs(option or []), "psi": parse_pairs(psi or [])}
+        parties = find_parties(data, kind, coordinator=coordinator)
+        folder = out or Path(tempfile.mkdtemp(prefix="headwater-vertical-"))
+        files = write_files(folder, parties, wanted, id_column=id_column, label_column=label)
+        with waiting() as line:
+            state: dict[str, str] = {}
+
+            def told(name: str, said: dict[str, Any]) -> None:
+                if "what" in said:
+                    state[name] = f"{name}: {said['what']} {said['done']} of {said['total'] or '?'}"
+                    line(" · ".join(state.values()))
+
+            reports = run_trial(files, told)
+            line("pooled models, for comparison")
+            together = pooled(files, parties, id_column, label)
+    report = whole_report(wanted, reports, together)
+    (folder / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
+    note(f"the parties' files, results and the report are in {folder}")
+    _show(context, report)
+
+
+@app.command("split")
+def split(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A table of your own: CSV with a header, or Parquet.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For guest.csv and the hosts' files.")],
+    label: Annotated[str, typer.Option(help="The column of labels; the guest gets it.")],
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="The column of ids; rows are numbered if left out.")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COLUMN,COLUMN",
+            help="A host (its name has `host` in it) and its columns; may be repeated.",
+        ),
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=1, max=8, help="How many hosts, where --host is left out.")] = 1,
+    overlap: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of rows that all have.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Cut a table into a guest's and hosts', each in an order of its own, to try `run` on."""
+    from services.cli.output import print_json, print_table
+    from services.vertical.splitting import columns_of, halves, split_file
+
+    with _refusals():
+        if host:
+            wanted = {name: columns.split(",") for name, _, columns in (one.partition("=") for one in host)}
+        else:
+            wanted = halves(columns_of(file, id_column, label), hosts)
+        if bad := [name for name in wanted if "host" not in name or not name.isidentifier()]:
+            raise CommandFailed(
+                Exit.USAGE, f"{bad[0]!r}: a host's name is a word with `host` in it, so that `run` finds it"
+            )
+        found = split_file(
+            file, out, wanted, id_column=id_column, label_column=label, overlap=overlap, seed=seed
+        )
+    rows = [(name, str(path), count, columns) for name, (path, count, columns) in found.items()]
+    if context.obj.json:
+        print_json([dict(zip(("party", "file", "rows", "columns"), row, strict=True)) for row in rows])
+    else:
+        print_table(("party", "file", "rows", "columns"), rows)
+
+
+@app.command("report")
+def report(
+    context: typer.Context,
+    path: Annotated[
+        Path, typer.Argument(help="A report.json, or a folder with one (a trial's, a party's state).")
+    ],
+) -> None:
+    """Show a run's report: how good the model is, and what each party saw."""
+    from services.vertical.report import read_reports
+
+    with _refusals():
+        found = read_reports(path)
+    _show(context, found)
+
+
+def _config(context: typer.Context) -> PartyConfig:
+    from services.vertical.config import load_party
+
+    options: Options = context.obj
+    if options.config is None:
+        raise CommandFailed(Exit.USAGE, "--config FILE names the party's file")
+    return load_party(options.config)
+
+
+def _show(context: typer.Context, report: dict[str, Any]) -> None:
+    from services.cli.output import print_json, print_table
+    from services.vertical.report import tables
+
+    if context.obj.json:
+        print_json(report)
+        return
+    for title, columns, rows in tables(report):
+        print_table(columns, rows, title)
+        print()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What parties may meet with, each with the exit code that says what to do."""
+    from federated.vertical.parties import PeerAborted, PeerFault
+    from federated.vertical.tables import TableRefused
+    from services.vertical.config import ConfigRefused
+    from services.vertical.jobs import JobRefused
+    from services.vertical.runner import PeerGone
+    from services.vertical.store import StateDamaged, StateInUse
+    from services.vertical.trial import TrialFailed
+
+    try:
+        yield
+    except TableRefused as error:
+        raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the table, or name its columns.") from error
+    except (ConfigRefused, JobRefused) as error:
+        raise CommandFailed(
+            Exit.SETTINGS, str(error), "`headwater fl vertical check` checks a file."
+        ) from error
+    except StateInUse as error:
+        raise CommandFailed(Exit.ALREADY_RUNNING, str(error), "Stop the other process.") from error
+    except StateDamaged as error:
+        raise CommandFailed(Exit.BAD_INPUT, str(error), "Remove the file that is named.") from error
+    except PeerAborted as error:
+        raise CommandFailed(Exit.REFUSED, str(error), "The log of that party says why.") from error
+    except PeerFault as error:
+        raise CommandFailed(
+            Exit.REFUSED,
+            str(error),
+            "Compare the [job] of both parties, and their versions; then ask that party.",
+        ) from error
+    except PeerGone as error:
+        raise CommandFailed(
+            Exit.NOT_READY, str(error), "Start that party again: all go on from their last checkpoint."
+        ) from error
+    except TrialFailed as error:
+        raise CommandFailed(
+            Exit.REFUSED, str(error), "errors.txt beside each party's file says more."
+        ) from error
