@@ -142,7 +142,7 @@ def test_what_is_out_of_range_is_refused(arguments: tuple[float, ...], reason: s
 
 
 def test_a_model_too_small_for_its_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="of 99 coordinates is none: raise it to 0.011 at least"):
+    with pytest.raises(ValueError, match=r"of 99 coordinates is none: raise it to 0\.011 at least"):
         plan_for(99, 0.01, 8.0, 0.6, 0)
     assert plan_for(99, 0.011, 8.0, 0.6, 0).top == 1
 
