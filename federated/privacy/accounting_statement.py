@@ -27,6 +27,11 @@ from federated.privacy.section import LOCAL, PrivacySection
 MEANINGLESS: Final = 20.0
 """ε from which on nobody is protected: what is learned of a client may change odds by a factor of e**20."""
 
+_EXHAUSTED: Final = (
+    "devices that took part in all of the first {} iterations have spent their budgets: the job goes on with others "
+    "alone, and waits for them until it is stopped"
+)
+
 
 class BudgetRefused(ValueError):
     """A budget that one release exceeds."""
@@ -148,10 +153,11 @@ def statement(exposure: Exposure, spent: int) -> PrivacyStatement:
     """What holds after ``spent`` releases (local mechanisms: reports of the client that sent the most), and at the
     job's end."""
     section, accountant = exposure.section, accountant_of(exposure)
-    now, end = None, None
+    now, end, exhausted = None, None, tuple[str, ...]()
     if accountant is not None:
         last = last_release(exposure)
-        spent = min(spent, last) if section.mechanism in LOCAL else spent
+        if section.mechanism in LOCAL and spent > last:
+            exhausted, spent = (_EXHAUSTED.format(last),), last
         last = max(last, spent)
         now, end = _finite(accountant.running(spent, last)), _finite(accountant.epsilon(last))
     return PrivacyStatement(
@@ -164,7 +170,7 @@ def statement(exposure: Exposure, spent: int) -> PrivacyStatement:
         section.budget_epsilon,
         accountant.kind if accountant is not None else "",
         accountant is not None and exposure.rate < 1.0,
-        tuple(_warnings(exposure, accountant, end)),
+        (*_warnings(exposure, accountant, end), *exhausted),
     )
 
 

@@ -195,6 +195,13 @@ class Aggregator:
         private = job.protection.section.mechanism != "none"  # then nobody says how well it learns
         keep_figures(self._store, keys, task.iteration, Figures(received, None if private else loss))
         self.done.merges += self._desk.deliver(task, self._clock())
+        if job.protection.most_reports == task.iteration:
+            log.warning(
+                "job %s: devices that took part in all of its %d iterations have spent their privacy budgets: it goes "
+                "on with others alone, and waits for them until it is stopped",
+                job.name,
+                task.iteration,
+            )
         if self._secure is not None:
             self._secure.done(task.iteration)
 

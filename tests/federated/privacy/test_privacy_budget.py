@@ -189,6 +189,18 @@ def test_a_job_gives_its_rounds_the_budget_and_the_draw() -> None:
     assert job(CENTRAL, selection={"name": "random", "share": 0.05}).exposure(500).rate == 1.0
 
 
+def test_a_job_whose_devices_have_no_budget_left_says_what_it_waits_for() -> None:
+    """Nobody asks any more, so no window of it ever opens or ends."""
+    mine = exposed("local_gaussian", epsilon=2.0, budget_epsilon=4.0)
+    most = affordable_reports(mine.section)
+    assert most == 3
+    for spent, told in ((1, 0), (most, 0), (most + 1, 1), (50, 1)):
+        found = statement(mine, spent)
+        assert sum("first 3 iterations have spent" in warning for warning in found.warnings) == told
+        assert found.epsilon_now is not None
+        assert found.epsilon_now <= 4.0
+
+
 def test_amplification_is_that_of_a_valid_iteration() -> None:
     """An iteration of too few publishes nothing: whoever sees a version knows that enough were drawn."""
     draw = {"selection": {"name": "poisson", "rate": 0.002}}

@@ -394,7 +394,9 @@ def test_real_devices_and_servers_keep_to_the_mechanism(tmp_path: Path) -> None:
             create(urls[0], made)
         done = Fleet("local", urls, tmp_path / "local").run(CLIENTS)
         assert {end.why for end in done.values()} == {"budget"}
-        assert wait_for(urls[1], "local", version=3)["valid"] == 3
+        waits = wait_for(urls[1], "local", version=3)
+        assert waits["valid"] == 3
+        assert any("first 3 iterations have spent" in warning for warning in waits["privacy"]["warnings"])
         done = Fleet("central", urls, tmp_path / "central").run(CLIENTS)
         assert {end.why for end in done.values()} == {"finished"}
         ended = wait_for(urls[1], "central", phase="finished")
