@@ -86,7 +86,8 @@ def ecdh(
 ) -> Role[Found]:
     """One side. ``first``: whether this is the first of the two parties. ``folder``: where tags are kept.
 
-    ``state`` of a checkpoint goes on from there, with the same ids and the same folder. Raises PeerFault for what no honest peer sends; ValueError for members that changed.
+    ``state`` of a checkpoint goes on from there, with the same ids and the same folder. Raises PeerFault for what no
+    honest peer sends; ValueError for ids that changed.
     """
     folder = MemoryFolder() if folder is None else folder
     workers = Alone() if workers is None else workers

@@ -6,19 +6,31 @@ Everything of ``Terms`` and both sizes are known to both parties. A difference i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 
-from federated.psi.hashing import MOST_IDS, Rows, list_digest, ordered, tag_bytes
+from federated.psi.hashing import (
+    MOST_IDS,
+    Rows,
+    Tags,
+    as_rows,
+    keys_of,
+    list_digest,
+    matches,
+    ordered,
+    tag_bytes,
+    tags,
+)
 from federated.psi.ids import IdRule
 from federated.psi.members import Members
 from federated.vertical.parties import Draw, Effect, Incoming, PeerFault, Send, receive
 from federated.vertical.wire import Bytes, Int, Text, pack, unpack
 
 NONCE_BYTES: Final = 32
+COMMON_BYTES: Final = 16
 MOST_CHUNK: Final = 2**20
 _VERSION: Final = "psi-1"
 
@@ -157,6 +169,31 @@ def confirm(peer: str, session: Session, found: Found) -> Step:
     yield Send(peer, "psi.result", digest)
     if (yield from receive(peer, "psi.result")) != digest:
         raise PeerFault(peer, "result", "found another intersection")
+
+
+def tell_common(peer: str, session: Session, found: Found) -> Step:
+    """Tell a peer which of its ids are common, by hashes of them under the session's key, in rising order."""
+    assert found.ids is not None
+    sent = np.sort(keys_of(_common_tags(session, found.ids))).tobytes() if found.ids else b""
+    yield Send(peer, "psi.common", sent)
+
+
+def told_common(
+    peer: str, session: Session, members: Members, ids: Sequence[bytes]
+) -> Generator[Effect, Incoming | None, Found]:
+    """The result that the peer tells; ``ids``: all members in their order. Raises PeerFault for what is not ours."""
+    body = yield from receive(peer, "psi.common")
+    if len(body) % COMMON_BYTES or len(body) > COMMON_BYTES * min(session.mine, session.theirs):
+        raise PeerFault(peer, "count", f"{len(body)} bytes name no common ids")
+    told = as_rows(body, COMMON_BYTES)
+    positions = matches(_common_tags(session, ids), told)
+    if len(positions) != len(told):
+        raise PeerFault(peer, "positions", "names ids that are not there, or one more than once")
+    return found_ids(members, positions, session)
+
+
+def _common_tags(session: Session, ids: Sequence[bytes]) -> Tags:
+    return tags("psi-common", session.key, ids, COMMON_BYTES)
 
 
 def members_digest(members: Members, key: bytes, chunk: int) -> bytes:
