@@ -230,3 +230,16 @@ def test_a_sum_of_an_edge_is_what_it_says_or_refused() -> None:
     for lie in lies:
         with pytest.raises(SumMismatch):
             decode_batch(lie, made)
+
+
+def test_under_a_mechanism_no_claim_of_examples_voids_an_edges_sum() -> None:
+    made = hosted(MemoryStore(), privacy={"mechanism": "central_gaussian"})
+    total, members = made.empty_sum(), []
+    payload = np.full(made.layout.size, 0.5, "<f4").tobytes()
+    for client, claimed in (("a", 1), ("b", 5_000)):
+        total.add(made.contribution(payload, 1, claimed, 1, 0.0))
+        ticket = made.rounds.tickets.issue(client, 1)
+        members.append(UploadRequest(client, 1, ticket, bytes(16), claimed, 1, 0.0))
+    assert decode_batch(encode_batch(members, total), made).total.scalars["examples"] == 2
+    with pytest.raises(SumMismatch):
+        decode_batch(encode_batch(members[:1], total), made)
