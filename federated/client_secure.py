@@ -38,8 +38,8 @@ class RoundLost(RuntimeError):
     part again in the next."""
 
 
-_SPOILT = frozenset({"bad_sealed", "too_few_signatures"})
-"""Rules that another client may have broken, which cannot be told from the server's doing."""
+_SPOILT = frozenset({"bad_sealed", "too_few_holders", "too_few_signatures"})
+"""Rules that other clients may have broken, or those who dropped out, which cannot be told from the server's doing."""
 
 
 class Next(Enum):

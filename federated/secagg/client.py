@@ -47,7 +47,7 @@ class ServerCheats(RuntimeError):
     """The client stops: its secrets are gone. ``rule`` is stable.
 
     own_key, roster_size, position, duplicate_name, duplicate_key, changed_leaf, unsigned_key, bad_certificate,
-    bad_signature, bad_key, graph, flooded, changed_roster, changed_sharers, too_few_sharers, not_among_sharers,
+    bad_signature, bad_key, graph, flooded, changed_roster, too_few_sharers, too_few_holders, not_among_sharers,
     wrong_delivery, bad_sealed, changed_survivors, too_few_survivors, not_a_survivor, survivor_never_shared,
     too_few_signatures, foreign_signature, changed_request, out_of_order
     """
@@ -314,6 +314,15 @@ class Client:
             self._stop("too_few_sharers", f"{len(sharers)} shared, {self.plan.least} are needed")
         if self._position not in sharers:
             self._stop("not_among_sharers", "this client's shares are said to be missing")
+        # The mask with those who are not said to have shared is left out: a server that names strangers alone would
+        # have a vector under the client's own mask, which the true holders open. Of t holders one is honest and holds
+        # to a set of survivors, by 2t > k + c.
+        holding = len(set(self._around.holders).intersection(sharers))
+        if holding < self.plan.threshold:
+            self._stop(
+                "too_few_holders",
+                f"{holding} holders of this client's shares go on, {self.plan.threshold} are needed",
+            )
         senders = sorted(set(self._around.origins).intersection(sharers))
         if len(read.sealed) != len(senders):
             self._stop("wrong_delivery", f"{len(read.sealed)} sealed shares of {len(senders)} senders")

@@ -255,6 +255,36 @@ def test_a_changed_delivery(malicious: bool, change: Change, rule: str) -> None:
     assert Stage.MASKED not in {stage for name, stage, _ in local.transcript.messages if name == VICTIM}
 
 
+def test_a_device_is_not_told_that_its_neighbours_vanished_while_they_open_its_mask() -> None:
+    """The victim is told that strangers alone have shared, so that its own mask would be the only one on its vector;
+    its holders are told nothing of it, and their shares of that mask's seed come back as from every survivor's."""
+    on = plan("secagg+", True, clients=40, length=6, neighbours=12, colluding=0.0, dropouts=0.0)
+    holders = set[int]()
+
+    def twist(client: str, stage: Stage, body: bytes) -> bytes:
+        if client == VICTIM and stage is Stage.CHOOSE:
+            holders.update(read_as(Choice, body).holders)
+        return body
+
+    def touch(client: str, stage: Stage, body: bytes) -> bytes:
+        read = read_message(body)
+        if client == VICTIM and isinstance(read, Neighbours):
+            entries = tuple(entry for entry in read.entries if entry.position in holders)
+            return replace(read, choosers=(), entries=entries).to_bytes()
+        if client == VICTIM and isinstance(read, Delivery):
+            strangers = set(range(on.most)) - holders
+            assert len(strangers) >= on.least
+            return Delivery(bitmap(sorted(strangers), on.most), ()).to_bytes()
+        return body
+
+    local = Local(on, inputs(on), touch=touch, twist=twist, keep_messages=True)
+    found = local.run()
+    assert found.stopped == {VICTIM: "too_few_holders"}
+    assert Stage.MASKED not in {stage for name, stage, _ in local.transcript.messages if name == VICTIM}
+    assert found.total is not None
+    assert VICTIM not in found.survivors
+
+
 SURVIVORS = [
     (lambda r: set_of(r, 0, 2), "too_few_survivors"),
     (lambda r: set_of(r, *(p for p in range(CLIENTS - 1) if p != 2)), "not_a_survivor"),
