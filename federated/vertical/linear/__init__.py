@@ -1,0 +1,1 @@
+"""Linear and logistic regression over columns that several companies hold."""
