@@ -151,7 +151,11 @@ def rows_of(size: int, chunk: int, number: int) -> int:
 
 def found_ids(members: Members, positions: Rows, session: Session) -> Found:
     """The result for the members at rising ``positions``, in the joint order."""
-    values, rows = members.take(positions)
+    return found_values(*members.take(positions), session)
+
+
+def found_values(values: Sequence[bytes], rows: Rows, session: Session) -> Found:
+    """The result for ``values``, which stand in ``rows`` of the file, in the joint order."""
     order = ordered(values, np.arange(len(values)))
     return Found(
         len(values), [values[at] for at in order.tolist()], rows[order], session.mine, session.theirs

@@ -22,7 +22,6 @@ from federated.psi.function import answer, ask, owned
 from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
 from federated.psi.hashing import (
     MOST_IDS,
-    Rows,
     Tags,
     as_rows,
     keys_of,
@@ -31,6 +30,7 @@ from federated.psi.hashing import (
     repeats,
     system,
 )
+from federated.psi.ids import Ids
 from federated.psi.limits import Ledger
 from federated.psi.members import Arrange
 from federated.psi.signatures import asks
@@ -42,6 +42,7 @@ from federated.psi.terms import (
     confirm,
     found_ids,
     found_nothing,
+    found_values,
     greet,
     numbered,
     receive_numbered,
@@ -113,29 +114,28 @@ def prepare(
 
 def owner(
     peer: str,
-    ids: Sequence[bytes],
+    ids: Ids,
     prepared: Prepared,
     terms: Terms,
     *,
     first: bool,
     ledger: Ledger | None = None,
-    arrange: Arrange,
     draw: Draw = system,
     workers: Workers | None = None,
 ) -> Role[Found]:
-    """The large side. ``ids``: those that were prepared, in that order, which ``arrange`` arranges too.
+    """The large side. ``ids``: those that were prepared, in that order.
 
     Raises ValueError where they are others; PeerFault beyond the ledger's limit.
     """
     if asks(first, terms):
         raise ValueError("the party that learns the result is the asker")
-    if list_digest(_PREPARED, ids) != prepared.ids:
+    if list_digest(_PREPARED, ids.values) != prepared.ids:
         raise ValueError("the ids are not those that were prepared: prepare anew")
     session = yield from greet(first, peer, "unbalanced", terms, len(ids), draw)
     if ledger is not None:
         ledger.spend(peer, session.theirs)
-    offered = {"digest": digest(prepared.filter), "bits": prepared.filter[0]}
-    yield Send(peer, "psi.filter.offer", pack(offered))
+    named_filter = digest(prepared.filter)
+    yield Send(peer, "psi.filter.offer", pack({"digest": named_filter, "bits": prepared.filter[0]}))
     wanted = unpack((yield from receive(peer, "psi.filter.want")), peer, {"want": Int(0, 1)})["want"]
     if wanted:
         for number in range(chunks(len(prepared.filter), _PIECE)):
@@ -155,7 +155,8 @@ def owner(
     held = np.zeros(len(named), np.uint8)
     held[matches(named, prepared.values)] = 1
     yield Send(peer, "psi.held", held.tobytes())
-    found = _found(session, ids, matches(prepared.values, named), arrange)
+    places = matches(prepared.values, named)
+    found = found_values([ids.values[place] for place in places.tolist()], ids.rows[places], session)
     yield from confirm(peer, session, found)
     return found
 
@@ -223,15 +224,3 @@ def _filter(
         return HashFilter.from_bytes(data)
     except ValueError as why:
         raise PeerFault(peer, "filter", str(why)) from None
-
-
-def _found(session: Session, ids: Sequence[bytes], places: Rows, arrange: Arrange) -> Found:
-    """The result for the ids at ``places`` of the prepared order, with their rows in the file."""
-    wanted = {ids[place] for place in places.tolist()}
-    members = arrange(bytes(32))
-    at = 0
-    positions: list[int] = []
-    for part in members.chunks(8_192):
-        positions += [at + place for place, one in enumerate(part) if one in wanted]
-        at += len(part)
-    return found_ids(members, np.array(positions, np.int64), session)
