@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ from federated.privacy.signds.advice import step_warning
 from federated.privacy.soundness import Facts, require_sound
 from federated.rounds.keys import Keys
 from federated.rounds.settings import RoundSettings
+from federated.secagg.graph import Degree, smallest_group
+from federated.secagg.settings import make_plan
 from federated.secagg.updates import MaskedUpdates, masked_updates
 from federated.sections import SectionRefused, read_section, unknown, write_tables
 from federated.selection import (
@@ -274,6 +277,9 @@ class FederatedJob:
         if self.privacy.mechanism in DISTRIBUTED:
             with _refusing("privacy"):
                 honest = fewest_honest(thresholds.uploads_floor, thresholds.starts_close, secure.colluding)
+            if secure.protocol == "secagg+" and secure.malicious:
+                with _refusing("secure_aggregation"):
+                    honest = min(honest, _smallest_part(secure, thresholds.starts_close))
         masked = secure.protocol != "none" or self.privacy.mechanism in DISTRIBUTED
         step_bits = secure.step_bits if masked else SCALE_BITS
         return Circumstances(expected, honest, step_bits)
@@ -540,6 +546,14 @@ class FederatedJob:
                 }
         order = sorted(tables, key=lambda title: title != "job")
         return write_tables({title: tables[title] for title in order})
+
+
+@lru_cache(maxsize=64)
+def _smallest_part(secure: SecureAggregationSection, clients: int) -> int:
+    """How many honest devices' noise a sum has at least that a lying server may learn, by telling parts of a cohort of
+    ``clients`` different survivors, where each device asks its neighbours alone. Raises PlanRefused."""
+    plan = make_plan(secure, clients, 1)
+    return smallest_group(clients, secure.colluding, Degree(plan.degree, plan.threshold))
 
 
 def load_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:

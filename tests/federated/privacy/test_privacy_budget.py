@@ -22,6 +22,8 @@ from federated.privacy.budget import affordable_reports, report_epsilon
 from federated.privacy.calibration import DistributedNoise
 from federated.privacy.noised import DistributedNoise as NoiseOfDevices
 from federated.privacy.section import Mechanism, PrivacySection
+from federated.secagg.graph import Degree, smallest_group
+from federated.secagg.settings import make_plan
 
 NOISE = DistributedNoise.of(
     PrivacySection(mechanism="distributed_gaussian", noise_multiplier=4.0),
@@ -246,6 +248,34 @@ def test_distributed_noise_is_counted_for_the_fewest_honest_survivors() -> None:
         accountant.epsilon(10) for d in (500, 5_000_000) if (accountant := accountant_of(made.exposure(d)))
     ]
     assert costs[0] <= costs[1]
+
+
+def test_noise_is_enough_in_the_part_of_a_cohort_that_a_lying_server_may_learn() -> None:
+    """In malicious secagg+ devices ask their own neighbours alone who survived; elsewhere there is one sum."""
+    found = {
+        (protocol, malicious): job(
+            {"mechanism": "distributed_gaussian"},
+            rounds={"start_fl_job_threshold": 100},
+            secure_aggregation={"protocol": protocol, "malicious": malicious, "dropouts": 0.15},
+        )
+        for protocol in ("secagg", "secagg+")
+        for malicious in (False, True)
+    }
+    honest = {}
+    for kind, made in found.items():
+        noise = made.exposure(500).noise
+        assert noise is not None
+        assert made.make_protection().around.honest == noise.honest  # type: ignore[attr-defined]
+        honest[kind] = noise.honest
+    plan = make_plan(found["secagg+", True].secure_aggregation, 100, 500)
+    part = smallest_group(100, 0.1, Degree(plan.degree, plan.threshold))
+    assert 30 < part < 70
+    assert honest == {
+        ("secagg", False): 70,
+        ("secagg", True): 70,
+        ("secagg+", False): 70,
+        ("secagg+", True): part,
+    }
 
 
 @pytest.mark.parametrize(
