@@ -35,6 +35,8 @@ NAMES: Final[Mapping[Mechanism, str]] = {
     "distributed_skellam": "distributed, Skellam",
 }
 WIDE: Final[tuple[Mechanism, ...]] = ("none", "local_gaussian", "signds")
+SAME_AS_SKELLAM: Final[frozenset[Mechanism]] = frozenset({"distributed_gaussian"})
+"""Not run again for every number of clients: its exact sampling is the slowest, and its curve against ε tells as much."""
 WIDE_RATE, WIDE_SHARE = 0.5, 0.05
 SOFTMAX_WEIGHTS: Final = 650
 CHOSEN_WITH: Final = 1_000
@@ -146,6 +148,7 @@ def learn_all(sizes: Sizes) -> Learned:
         [
             _softmax(mechanism, sizes.fixed, clients, float(clients), sizes)
             for mechanism in sizes.mechanisms
+            if mechanism not in SAME_AS_SKELLAM
             for clients in sizes.populations
         ],
         [
