@@ -106,12 +106,14 @@ def release_of(exposure: Exposure) -> Release | None:
 
 
 def accountant_of(exposure: Exposure) -> Accountant | None:
-    """The accountant that the section asks for, or the only one that can count its mechanism; None without one."""
+    """The accountant that the section asks for, or the only one that can count its mechanism; None without one. Reports
+    are counted as devices count their own, exactly: a looser one would say more than the budget that they keep to."""
     release = release_of(exposure)
     if release is None:
         return None
     section = exposure.section
-    kind = section.accountant if section.accountant in accountants(release) else accountants(release)[0]
+    asked = section.accountant in accountants(release) and section.mechanism not in LOCAL
+    kind = section.accountant if asked else accountants(release)[0]
     return Accountant(release, kind, section.budget_delta)
 
 
@@ -145,7 +147,8 @@ def last_release(exposure: Exposure) -> int:
 
 def spent_by(section: PrivacySection, iteration: int, releases: int) -> int:
     """How often at most one client was exposed, by a job's header: every iteration that began may have had its report,
-    even if it came to nothing; sums are out once they were aggregated."""
+    even if it came to nothing; sums are out once they were aggregated. A device whose report was refused, and that
+    began anew in the same iteration, has sent more than servers can tell from this: it counts them itself."""
     return iteration if section.mechanism in LOCAL else releases
 
 
@@ -219,7 +222,7 @@ def _warnings(exposure: Exposure, accountant: Accountant | None, end: float | No
         found.append(
             f"delta {section.budget_delta:g} is not below 1/{exposure.population}: it may expose one client entirely"
         )
-    if accountant.kind != section.accountant:
+    if accountant.kind != section.accountant and section.mechanism not in LOCAL:
         found.append(
             f"counted by {accountant.kind}: no privacy loss distribution is known for {section.mechanism}"
         )

@@ -191,6 +191,21 @@ def test_a_job_gives_its_rounds_the_budget_and_the_draw() -> None:
     assert job(CENTRAL, selection={"name": "random", "share": 0.05}).exposure(500).rate == 1.0
 
 
+@pytest.mark.parametrize("mechanism", LOCALS)
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_what_is_said_of_reports_is_within_the_budget_that_devices_keep(
+    mechanism: Mechanism, accountant: str
+) -> None:
+    mine = exposed(mechanism, 1000, epsilon=0.5, sign_eps=0.3, magnitude_epsilon=0.2, accountant=accountant)
+    most = affordable_reports(mine.section)
+    assert most is not None
+    found = statement(mine, most)
+    assert found.epsilon_now == found.epsilon_at_end
+    assert found.epsilon_now is not None
+    assert found.epsilon_now <= report_epsilon(mine.section, most) <= 8.0
+    assert not any("counted by" in warning for warning in found.warnings)
+
+
 def test_a_job_whose_devices_have_no_budget_left_says_what_it_waits_for() -> None:
     """Nobody asks any more, so no window of it ever opens or ends."""
     mine = exposed("local_gaussian", epsilon=2.0, budget_epsilon=4.0)
