@@ -192,6 +192,30 @@ def run(
     _show(context, report)
 
 
+@app.command("serve")
+def serve(context: typer.Context) -> None:
+    """Answer together with the model that this party trained (--config FILE): a guest over REST, a host to the guest.
+
+    `POST /v1/predictions {"ids": [...]}` asks the hosts; past the deadline the guest's part answers alone, and says so.
+    Every party writes down what was asked (audit.jsonl in its state's folder).
+    """
+    import os
+    import threading
+
+    from services.processes import configure_logging, limit_threads, stop_on_signals
+
+    limit_threads(os.environ)
+    from services.cli.output import note
+    from services.vertical.party import prepare
+    from services.vertical.serving.process import serve_party
+
+    stop = threading.Event()
+    with _refusals(), stop_on_signals(stop):
+        config = _config(context)
+        configure_logging(config.party.name)
+        serve_party(prepare(config), stop, lambda address: note(f"{config.party.name} answers at {address}"))
+
+
 @app.command("split")
 def split(
     context: typer.Context,

@@ -25,6 +25,10 @@
     [job.options]
     epochs = 20
 
+    [serve]                       # joint inference (`headwater fl vertical serve`)
+    listen = "127.0.0.1:8400"     # the guest's REST
+    deadline = "1s"               # for the hosts; past it the guest's part answers alone
+
 Relative paths start at the file's folder.
 """
 
@@ -42,6 +46,7 @@ from services.settings.units import Duration
 MOST_PEERS: Final = 32
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
 Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HashedKey = Annotated[str, StringConstraints(pattern=r"^(read|write|admin):[0-9a-f]{64}$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
 RoleName = Literal["guest", "host", "coordinator"]
 
@@ -100,9 +105,12 @@ class ServeSection(_Section):
 
     listen: HostPort = "127.0.0.1:8400"
     deadline: Duration = 1.0
-    keys_file: Path | None = None
-    """API keys: lines of ``NAME SHA256-HEX``. Required where ``listen`` is not this machine alone."""
+    api_keys: tuple[HashedKey, ...] = ()
+    """Of the guest's clients, ``read:sha256-hex`` (made by ``headwater config new-key read``). Required where
+    ``listen`` is not this machine alone."""
     most_ids: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    most_rows_a_minute: Annotated[int, Field(ge=1)] = 100_000
+    """That a host answers each guest: shares of many chosen rows tell of its columns."""
     audit_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
     """Of the audit log, beside as much of older ones."""
 
@@ -170,6 +178,4 @@ def parse_party(found: Mapping[str, Any], folder: Path, what: str = "the party's
         update={"keys": folder / config.party.keys, "state": folder / config.party.state}
     )
     data = config.data and config.data.model_copy(update={"path": folder / config.data.path})
-    keys_file = config.serve.keys_file
-    serve = config.serve.model_copy(update={"keys_file": keys_file and folder / keys_file})
-    return config.model_copy(update={"party": party, "data": data, "serve": serve})
+    return config.model_copy(update={"party": party, "data": data})
