@@ -23,6 +23,7 @@ from federated.psi.limits import Ledger
 from federated.psi.members import Arrange, Folder, Members, MemoryFolder
 from federated.psi.pool import TagPool, common
 from federated.psi.rsa import (
+    LEAST_BITS,
     MOST_BITS,
     MOST_EXPONENT,
     PrivateKey,
@@ -30,6 +31,8 @@ from federated.psi.rsa import (
     RsaRefused,
     blind,
     check_proof,
+    generate,
+    private_key,
     proof,
     sign,
     sign_own,
@@ -77,6 +80,7 @@ _STATE: Final[Mapping[str, Expected]] = {
     "members": Bytes(16, 16),
     "n": Bytes(_MOST_KEY),
     "e": Int(),
+    "private": Bytes(8 * _MOST_KEY),
     "folder": Bytes(2**40),
 }
 
@@ -133,9 +137,10 @@ def signer(
     peer: str,
     arrange: Arrange,
     terms: Terms,
-    key: PrivateKey,
+    key: PrivateKey | None = None,
     *,
     first: bool,
+    bits: int = LEAST_BITS,
     cache: SignatureCache | None = None,
     ledger: Ledger | None = None,
     draw: Draw = system,
@@ -143,11 +148,18 @@ def signer(
     folder: Folder | None = None,
     state: bytes | None = None,
 ) -> Role[Found]:
-    """The side with the key. ``ledger``: how much the peer may ask over all runs. See ``ecdh`` for the rest."""
+    """The side with the key; without one, it makes one of ``bits`` for this run. See ``ecdh`` for the rest.
+
+    ``ledger``: how much the peer may ask over all runs. Raises FaultySignature where signing went wrong here, before
+    anything of it leaves; ValueError where the checkpoint is of another key.
+    """
     if asks(first, terms):
         raise ValueError("the party that learns the result is the asker")
     workers = Alone() if workers is None else workers
     side = yield from _begun(peer, arrange, terms, first, draw, folder, state)
+    if key is None:
+        key = private_key(side.private) if side.private else generate(bits)
+    side.private = key.to_bytes()
     session, width = side.session, key.public.width
     if side.key is None:
         if ledger is not None:
@@ -188,7 +200,7 @@ def asker(
     terms: Terms,
     *,
     first: bool,
-    least_bits: int = 2048,
+    least_bits: int = LEAST_BITS,
     draw: Draw = system,
     workers: Workers | None = None,
     folder: Folder | None = None,
@@ -245,10 +257,12 @@ class _Side:
         order: bytes,
         digest: bytes,
         start: int,
-        key: PublicKey | None,
+        key: PublicKey | None = None,
+        private: bytes = b"",
     ) -> None:
         self.terms, self.folder, self.members, self.session = terms, folder, members, session
         self.order, self.digest, self.start, self.key = order, digest, start, key
+        self.private = private
         self.pool = TagPool(folder, "mine", session.tag, max(session.mine, session.theirs))
         self.total = max(chunks(session.mine, terms.chunk), chunks(session.theirs, terms.chunk))
 
@@ -270,6 +284,7 @@ class _Side:
                 "members": self.digest,
                 "n": self.key.n.to_bytes(self.key.width),
                 "e": self.key.e,
+                "private": self.private,
                 "folder": self.folder.mark(),
             }
             yield Checkpoint(number + 1, pack(fields))
@@ -290,7 +305,7 @@ def _begun(
         members = arrange(order)
         session = yield from greet(first, peer, "rsa", terms, len(members), draw)
         digest = members_digest(members, session.key, terms.chunk)
-        return _Side(terms, folder, members, session, order, digest, 0, None)
+        return _Side(terms, folder, members, session, order, digest, 0)
     held = unpack(state, "this side's checkpoint", _STATE)
     members = arrange(held["order"])
     session = Session(held["session"], held["mine"], held["theirs"], held["tag"])
@@ -298,7 +313,9 @@ def _begun(
         raise ValueError("the ids are not those of the checkpoint: begin anew")
     folder.back_to(held["folder"])
     key = PublicKey(int.from_bytes(held["n"]), held["e"])
-    return _Side(terms, folder, members, session, held["order"], held["members"], held["round"], key)
+    return _Side(
+        terms, folder, members, session, held["order"], held["members"], held["round"], key, held["private"]
+    )
 
 
 def _key(peer: str, least_bits: int) -> Generator[Effect, Incoming | None, PublicKey]:
