@@ -112,6 +112,7 @@ class SecAggDesk:
             keys = self._check(header, entry, client, stage, body)
         except ClientRefused as error:
             return Refused("bad_message", str(error))
+        board = self._filled(header) if stage is Stage.UNMASK else None
         large = stage in (Stage.SHARE, Stage.MASKED)
         if large:
             assert entry is not None
@@ -123,7 +124,10 @@ class SecAggDesk:
             decision = self.session.receive(
                 before, _entry(values[self._entry(client)]), stage, digest, now, known
             )
-            writes = self._moved(before, decision.header)
+            after = decision.header
+            if board is not None and decision.counted and board.enough(after.answered(stage)):
+                after = self.session.enough(after)
+            writes = self._moved(before, after)
             if decision.counted:
                 assert decision.entry is not None
                 kept = _kept(client, stage, digest if large else body)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from federated.secagg import messages as wire
 from federated.secagg import roster as common
 from federated.secagg.client import check_advertisement
+from federated.secagg.decoding import decode
 from federated.secagg.keys import AgreementKey, KeyRefused, verify
 from federated.secagg.masks import add_masks
 from federated.secagg.messages import MessageRefused, RosterEntry
@@ -28,8 +31,8 @@ from federated.secagg.stages import Stage
 
 _SEALED_AT: Final = 1 + wire.COMMITMENT_BYTES + 2
 _SHARES_AT: Final = 1 + 2
-_MOST_TRIES: Final = 200
-"""Sets of shares that are tried when some are wrong."""
+_MOST_TRIES: Final = 20
+"""Sets of shares that are tried when some are wrong, before they are decoded."""
 
 M = TypeVar("M", bound=wire.Message)
 _Test = Callable[[bytes], bool]
@@ -195,6 +198,29 @@ class Board:
         )
         return wire.Signatures(found).to_bytes()
 
+    def enough(self, answered: bytes) -> bool:
+        """Whether the shares of those who answered UNMASK (a bitmap) give every secret, with one to spare for each
+        holder that may lie; of secrets with fewer holders left, whether these have all answered."""
+        came = np.zeros(self.clients, np.bool_)
+        came[list(wire.positions_of(answered, self.clients))] = True
+        wanted, all_came = self.plan.threshold + self.plan.colluding, int(came.sum())
+        if self.plan.complete:
+            return all_came - 1 >= min(wanted, wire.size_of(self.survivors) - 1)
+        have, left = came[self._holders].sum(1), self._surviving[self._holders].sum(1)
+        return bool((have >= np.minimum(wanted, left)).all())
+
+    @cached_property
+    def _holders(self) -> npt.NDArray[np.int64]:
+        """Who holds the shares of each client that shared: positions [sharers, k]."""
+        shared = wire.positions_of(self.shared, self.clients)
+        return np.array([self.around[position].holders for position in shared], np.int64)
+
+    @cached_property
+    def _surviving(self) -> npt.NDArray[np.bool_]:
+        found = np.zeros(self.clients, np.bool_)
+        found[list(wire.positions_of(self.survivors, self.clients))] = True
+        return found
+
     # The sum.
 
     def unmask(self, total: Words, unmaskings: Mapping[int, bytes], threads: int = 1) -> Revealed:
@@ -324,11 +350,23 @@ def _recover(
             good = points
             break
     if good is None or secret is None:
-        return None
+        return _decoded(honest, threshold, shares, right, liars)
     for holder in set(honest).difference(good):
         if _secret((*good[1:], holder), shares, right, {}) is None:
             liars.add(holder)
     return secret
+
+
+def _decoded(
+    honest: Sequence[int], threshold: int, shares: Mapping[int, bytes], right: _Test, liars: set[int]
+) -> bytes | None:
+    """Where so many shares are wrong that hardly a set is free of them: dearer, and sure up to half of those that could
+    be missing."""
+    found = decode({holder + 1: shares[holder] for holder in honest}, threshold)
+    if found is None or not right(found[0]):
+        return None
+    liars.update(point - 1 for point in found[1])
+    return found[0]
 
 
 def _secret(

@@ -20,6 +20,8 @@ from federated.secagg.stages import Stage
 FORMAT: Final = 1
 DIGEST_BYTES: Final = 16
 ANSWERED: Final = 6  # stages that clients answer
+GRACE: Final = 1 / 30
+"""Of a stage's window: how long UNMASK still waits once every secret has the shares it needs."""
 _NONE: Final = bytes(DIGEST_BYTES)
 
 Code = Literal[
@@ -33,7 +35,8 @@ class RecordRefused(ValueError):
 
 class Header(NamedTuple):
     """Where an iteration stands. ``stage_at``: when its stage began; ``expected``: how many clients were admitted, 0
-    while that is not known; ``clients`` advertised. The bitmaps say who answered a stage. ``reason``: of a failure."""
+    while that is not known; ``clients`` advertised. The bitmaps say who answered a stage. ``reason``: of a failure.
+    ``enough_at``: when UNMASK had the shares it needs; None before."""
 
     stage: Stage = Stage.ADVERTISE
     clock: float = 0.0
@@ -46,6 +49,7 @@ class Header(NamedTuple):
     signed: bytes = b""
     unmasked: bytes = b""
     reason: str = ""
+    enough_at: float | None = None
 
     def answered(self, stage: Stage) -> bytes:
         """The bitmap of those who answered ``stage``."""
@@ -70,7 +74,7 @@ class Header(NamedTuple):
         """Raises RecordRefused."""
         try:
             fields = json.loads(body)
-            if fields.pop("format") != FORMAT or fields.keys() != set(cls._fields):
+            if fields.pop("format") != FORMAT or {"enough_at": None, **fields}.keys() != set(cls._fields):
                 raise RecordRefused(f"a header of secure aggregation is not of format {FORMAT}")
             fields["stage"] = Stage(fields["stage"])
             fields |= {name: bytes.fromhex(fields[name]) for name in _BITMAPS.values()}
@@ -221,6 +225,13 @@ class Session:
         bits = bitmap(members, header.clients)
         return self._settle(self._close(_with(header, Stage.MASKED, bits)))
 
+    def enough(self, header: Header) -> Header:
+        """Every secret has the shares it needs: who has not answered UNMASK by now may have vanished after its upload,
+        and is not waited for as long. Said again, it changes nothing."""
+        if header.stage is not Stage.UNMASK or header.enough_at is not None:
+            return header
+        return header._replace(enough_at=header.clock)
+
     def finish(self, header: Header, now: float) -> Header:
         """The sum is revealed."""
         return self._at(header, now)._replace(stage=Stage.DONE) if header.stage is Stage.REVEAL else header
@@ -237,7 +248,12 @@ class Session:
         timed = self._closes_here(header.stage) and not (
             header.stage is Stage.ADVERTISE and not header.expected
         )
-        return header.stage_at + self.plan.stage_window_s if timed else None
+        if not timed:
+            return None
+        ends = header.stage_at + self.plan.stage_window_s
+        if header.enough_at is None:
+            return ends
+        return min(ends, header.enough_at + GRACE * self.plan.stage_window_s)
 
     # How stages close.
 

@@ -159,11 +159,11 @@ def _at_zero(points: Sequence[int]) -> list[int]:
         row[place] = point
         denominators.append(prod(row.tolist()) % PRIME)
     product = prod(points) % PRIME
-    return [product * inverse % PRIME for inverse in _inverses(denominators)]
+    return [product * inverse % PRIME for inverse in inverses(denominators)]
 
 
-def _inverses(numbers: Sequence[int]) -> list[int]:
-    """The inverses modulo the prime, at the price of one (Montgomery's trick)."""
+def inverses(numbers: Sequence[int]) -> list[int]:
+    """The inverses modulo the prime of numbers other than 0, at the price of one (Montgomery's trick)."""
     before = list(accumulate(numbers, lambda one, other: one * other % PRIME, initial=1))
     inverse = pow(before[-1], -1, PRIME)
     inverses = []

@@ -594,6 +594,26 @@ def test_wrong_shares_are_found_out_and_named(protocol: str, gone: bool) -> None
     assert (found.total == plain_sum(local.inputs, found.survivors)).all()
 
 
+def test_many_liars_together_cost_nothing_but_time() -> None:
+    """Hardly a set of shares is free of them: the shares are decoded."""
+    on = plan("secagg", True, clients=30, length=4, colluding=0.1, dropouts=0.1)
+    liars = tuple(f"client-{number}" for number in range(0, 30, 5))
+    assert len(liars) == (on.degree - on.threshold) // 2
+
+    def twist(client: str, stage: Stage, body: bytes) -> bytes:
+        if stage is not Stage.UNMASK or client not in liars:
+            return body
+        return Unmasking(
+            tuple(bytes([0, share[1] ^ 1]) + share[2:] for share in read_as(Unmasking, body).shares)
+        ).to_bytes()
+
+    given = inputs(on)
+    found = Local(on, given, twist=twist).run()
+    assert found.total is not None
+    assert (found.total == plain_sum(given, given)).all()
+    assert sorted(found.liars) == sorted(liars)
+
+
 def test_a_client_that_dealt_wrong_shares_is_named_when_the_sum_is_lost() -> None:
     on = of()
     local = Local(on, inputs(on), draws={})

@@ -57,6 +57,34 @@ def test_nobody_drops_out(protocol: str, malicious: bool) -> None:
     assert found.transcript.agreements == 0
 
 
+@pytest.mark.parametrize(("protocol", "malicious"), VARIANTS)
+def test_who_vanished_after_its_upload_is_not_waited_for_once_every_secret_is_there(
+    protocol: str, malicious: bool
+) -> None:
+    of = crowd_plan(protocol, malicious)
+    given = inputs(of)
+    local = Local(of, given)
+    local.desk().create(0.0, of.most)
+    for name in given:
+        local._begin(name)
+    for stage in of.stages[:-1]:
+        local.answer(stage)
+    names, window, waits = list(given), of.stage_window_s, dict[str, float | None]()
+    for name in names[:-1]:  # the last one is dead
+        desk = local.desk()
+        answer = local._answer_of(desk, name, Stage.UNMASK)
+        assert answer is not None
+        assert desk.receive(name, Stage.UNMASK, answer, 1.0) == Taken()
+        waits[name] = local.session.deadline(desk.header())
+    assert waits[names[0]] == window  # one alone gives no secret
+    assert waits[names[-2]] == pytest.approx(1.0 + window / 30)
+    assert local.desk().tick(1.0 + window / 40).stage is Stage.UNMASK
+    assert local.desk().tick(1.0 + window / 20).stage is Stage.REVEAL
+    found = local.close()
+    assert found.total is not None
+    assert (found.total == plain_sum(given, given)).all()
+
+
 @pytest.mark.parametrize("bits", [20, 32, 33, 47])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_two_extreme_sums(bits: int, sign: int) -> None:
