@@ -62,6 +62,8 @@ from federated.strategies import (
 )
 from federated.sums import SCALE_BITS, Bounds
 
+_SMALLEST_SCALE = 2.0 ** (10 - SCALE_BITS)
+
 
 class JobRefused(ValueError):
     """A job that cannot be run; the message says what to change."""
@@ -509,6 +511,11 @@ class FederatedJob:
                 raise JobRefused(
                     f"privacy: noise of scale {protection.scale:.4g} passes the largest value {largest:g} that a sum "
                     "of so many uploads may hold: lower privacy.clip or raise privacy.epsilon"
+                )
+            if protection.scale < _SMALLEST_SCALE:
+                raise JobRefused(
+                    f"privacy: noise of scale {protection.scale:.4g} is lost in the steps of 2**-{SCALE_BITS} that "
+                    "sums have: raise privacy.clip, or lower privacy.epsilon"
                 )
 
     def _check_simulation(self) -> None:

@@ -32,6 +32,9 @@ _EXHAUSTED: Final = (
     "alone, and waits for them until it is stopped"
 )
 
+_LARGEST_DELTA: Final = 1e-3
+"""From which on to warn where the number of clients is not known."""
+
 
 class BudgetRefused(ValueError):
     """A budget that one release exceeds."""
@@ -221,6 +224,11 @@ def _warnings(exposure: Exposure, accountant: Accountant | None, end: float | No
     if exposure.population is not None and section.budget_delta * exposure.population >= 1.0:
         found.append(
             f"delta {section.budget_delta:g} is not below 1/{exposure.population}: it may expose one client entirely"
+        )
+    elif section.budget_delta > _LARGEST_DELTA:
+        found.append(
+            f"delta {section.budget_delta:g} is the chance that epsilon does not hold: set privacy.budget_delta below "
+            "one over the number of clients"
         )
     if accountant.kind != section.accountant and section.mechanism not in LOCAL:
         found.append(

@@ -244,7 +244,7 @@ def _how_it_ended(spent: Spent, done: Done) -> str:
     ends = {
         "finished": "the job is over", "refused": "refused", "rounds": "as many updates as were wanted",
         "seconds": "the time is used up", "bytes": "the bytes are used up",
-        "budget": f"this device's privacy budget is used up ({done.detail})",
+        "budget": f"no further report may leave this device: {done.detail}",
     }  # fmt: skip
     lost = f"{spent.lost} requests lost"
     if spent.diverged:

@@ -218,6 +218,12 @@ def test_a_job_whose_devices_have_no_budget_left_says_what_it_waits_for() -> Non
         assert found.epsilon_now <= 4.0
 
 
+def test_a_delta_that_makes_every_epsilon_small_is_warned_of() -> None:
+    for delta, told in ((1e-5, False), (0.5, True)):
+        found = statement(exposed("central_gaussian", budget_delta=delta), 0)
+        assert any("chance that epsilon does not hold" in warning for warning in found.warnings) == told
+
+
 def test_amplification_is_that_of_a_valid_iteration() -> None:
     """An iteration of too few publishes nothing: whoever sees a version knows that enough were drawn."""
     draw = {"selection": {"name": "poisson", "rate": 0.002}}

@@ -378,6 +378,8 @@ MASKED = {"secure_aggregation": {"protocol": "secagg"}}
         ),
         ({"mechanism": "local_gaussian", "clip": 1e6, "epsilon": 0.01}, {}, "lower privacy.clip"),
         ({"mechanism": "local_gaussian", "epsilon": 5000.0}, {}, "epsilon must be"),
+        ({"mechanism": "local_gaussian", "clip": 1e-9}, {}, "lost in the steps"),
+        ({"mechanism": "local_laplace", "epsilon": 1e12}, {}, "lost in the steps"),
         ({"budget_epsilon": 2.0}, {}, "budget without a mechanism"),
         ({"mechanism": "central_gaussian", "epsilon": 0.5}, {}, "takes noise_multiplier"),
         ({"mechanism": "distributed_skellam", "delta": 1e-6}, MASKED, "takes noise_multiplier"),
