@@ -22,12 +22,15 @@ from typing import Final
 
 from federated.privacy.section import SecureAggregationSection
 from federated.secagg.graph import Degree, DegreeRefused, choose, holds_together
+from federated.secagg.messages import SEALED_BYTES
 from federated.secagg.ring import Ring, RingRefused
 from federated.secagg.stages import Stage
 
 MOST_CLIENTS: Final = 10_000
 FEWEST_CLIENTS: Final = 3
 MOST_LENGTH: Final = 2**31
+MOST_SHARES_BYTES: Final = 2**30
+"""Of the sealed shares of an iteration, all of which every server holds while it hands them on."""
 _FAILURE: Final = 2.0**-40
 
 
@@ -149,6 +152,12 @@ def make_plan(
     except RingRefused as error:
         raise PlanRefused(str(error)) from None
     degree, threshold, colluding = _holders(section, clients)
+    shares_bytes = clients * degree * SEALED_BYTES
+    if shares_bytes > MOST_SHARES_BYTES:
+        raise PlanRefused(
+            f"{clients} clients with {degree} holders each seal {shares_bytes / 2**30:.1f} GiB of shares, and servers "
+            "hold 1 GiB: use protocol secagg+, lower dropouts or colluding, or admit fewer clients"
+        )
     floor = threshold + 1
     if section.protocol == "secagg+":
         # Fewer, spread evenly, would leave a client without the shares it needs.

@@ -87,6 +87,7 @@ def test_noise_widens_the_ring_and_not_the_clip() -> None:
         (section("secagg+", neighbours=4, colluding=0.0, malicious=True), 40, {}, "fall apart"),
         (section("secagg+", colluding=0.9, dropouts=0.5), 20, {}, "protocol secagg"),
         (section(), 10, {"least": 11}, "11 clients must remain of 10"),
+        (section(dropouts=0.1), 4000, {}, "1.4 GiB of shares.*use protocol secagg[+]"),
         (section(clip=1e9, step_bits=30, max_weight=1000), 1000, {}, "more than 64"),
     ],
 )
