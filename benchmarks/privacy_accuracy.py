@@ -36,7 +36,7 @@ NAMES: Final[Mapping[Mechanism, str]] = {
 }
 WIDE: Final[tuple[Mechanism, ...]] = ("none", "local_gaussian", "signds")
 SAME_AS_SKELLAM: Final[frozenset[Mechanism]] = frozenset({"distributed_gaussian"})
-"""Not run again for every number of clients: its exact sampling is the slowest, and its curve against ε tells as much."""
+"""Not run again for every number of clients: exact sampling is slow, and its curve against ε tells as much."""
 WIDE_RATE, WIDE_SHARE = 0.5, 0.05
 SOFTMAX_WEIGHTS: Final = 650
 CHOSEN_WITH: Final = 1_000
