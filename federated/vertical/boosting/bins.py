@@ -1,0 +1,115 @@
+"""Quantile bins of one party's columns, and the splits that they allow.
+
+Bin edges are made where the columns are and stay there. A *candidate* is a way to send rows left: by ``x <= edge``, and
+in columns with missing values also with those (``missing_left``), or those alone (edge -1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING: Final = -1
+"""The code of a missing value."""
+MOST_BINS: Final = 1_024
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int16]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+def fit_edges(features: Floats, bins: int) -> tuple[Floats, ...]:
+    """For each column of features [N, F] (NaN: missing) up to ``bins - 1`` rising edges, rows on both sides of each.
+
+    Few different values: midpoints between them; else quantiles.
+    """
+    return tuple(_edges_of(column[~np.isnan(column)], bins) for column in features.T)
+
+
+def _edges_of(values: Floats, bins: int) -> Floats:
+    different = np.unique(values)
+    if len(different) <= bins:
+        # Half of each: the sum of two large values may be infinite.
+        middle = different[:-1] / 2 + different[1:] / 2
+        edges: Floats = np.unique(middle[middle < different[1:]])
+    else:
+        edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1], method="lower"))
+    return edges[edges < different[-1]] if len(different) else edges
+
+
+def encode(features: Floats, edges: tuple[Floats, ...]) -> Codes:
+    """Bins' numbers [N, F]: ``code <= j`` exactly where ``x <= edges[j]``; MISSING for NaN."""
+    codes = np.empty(features.shape, np.int16)
+    for place, own in enumerate(edges):
+        column = features[:, place]
+        codes[:, place] = np.searchsorted(own, column, side="left")
+        codes[np.isnan(column), place] = MISSING
+    return codes
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """M ways to split, in an order that is fixed by column, edge and ``missing_left``.
+
+    ``feature``, ``edge`` (a place in that column's edges, or -1): int64 [M]; ``missing_left``: bool [M].
+    """
+
+    feature: Ints
+    edge: Ints
+    missing_left: Bools
+
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    def take(self, order: Ints) -> Candidates:
+        """These candidates, in this order."""
+        return Candidates(self.feature[order], self.edge[order], self.missing_left[order])
+
+    def left(self, codes: Codes) -> Bools:
+        """Which rows each candidate sends left: [M, n] for codes [n, F]."""
+        chosen = codes.T[self.feature]
+        left: Bools = chosen <= self.edge[:, None]
+        missing = chosen == MISSING
+        return np.where(missing, self.missing_left[:, None], left)
+
+    def count_left(self, codes: Codes) -> Ints:
+        """How many rows each sends left: [M], by a histogram of each column."""
+        return self.sum_left(codes, np.ones((len(codes), 1), np.int64))[:, 0]
+
+    def sum_left(self, codes: Codes, values: Ints) -> Ints:
+        """The sums [M, L] of values [n, L] that each sends left, exact while they stay below 2^53."""
+        sums = np.zeros((len(self), values.shape[1]), np.int64)
+        weights = [column.astype(np.float64) for column in values.T]
+        for feature in np.unique(self.feature):
+            here = self.feature == feature
+            # Place 0 is for what is missing, before the bins.
+            places = codes[:, feature].astype(np.int64) + 1
+            most = int(self.edge[here].max(initial=0)) + 2
+            for lane, weight in enumerate(weights):
+                upto = np.bincount(places, weight, minlength=most).cumsum().astype(np.int64)
+                missing = upto[0]
+                kept = upto[self.edge[here] + 1] - missing
+                sums[here, lane] = kept + np.where(self.missing_left[here], missing, 0)
+        return sums
+
+
+def candidates_of(codes: Codes, edges: tuple[Floats, ...]) -> Candidates:
+    """All candidates of columns with these codes [N, F]; ``missing_left`` ones only where a value is missing."""
+    rows: list[tuple[int, int, bool]] = []
+    for feature, own in enumerate(edges):
+        missing = bool((codes[:, feature] == MISSING).any())
+        # What is missing alone is a split only beside values.
+        if missing and bool((codes[:, feature] != MISSING).any()):
+            rows.append((feature, MISSING, True))
+        for edge in range(len(own)):
+            rows.append((feature, edge, False))
+            if missing:
+                rows.append((feature, edge, True))
+    feature_of, edge_of, left_of = zip(*rows, strict=True) if rows else ((), (), ())
+    return Candidates(
+        np.array(feature_of, np.int64), np.array(edge_of, np.int64), np.array(left_of, np.bool_)
+    )
