@@ -221,11 +221,15 @@ class Device:
             sent.residuals,
             None if control is None else control.client + sent.decoded["control"],
         )
+        section = protection.section
+        if section.mechanism in LOCAL and not self._folder.count_report(
+            terms_of(section), protection.most_reports
+        ):
+            self._step = _Step.START  # another process has spent what was left
+            return
         self._pending = Pending(
             admitted.iteration, admitted.ticket, update.examples, update.steps, update.loss, sent.body, after
         )
-        if protection.section.mechanism in LOCAL:
-            self._folder.count_report(terms_of(protection.section))
         self._folder.keep_pending(self._pending)
         self._begin_upload()
 

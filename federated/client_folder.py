@@ -4,6 +4,7 @@
 ``pending``  an update that is trained and not yet accepted, with the memory that it leaves when it is
 ``memory``   what error feedback has not sent yet, and SCAFFOLD's control
 ``signing-key`` and ``certificate``   who this device is, to the others of a job that does not trust its servers
+``agreed``   the file of a job that protected the device when it first joined
 ``reports``  how many reports that are private by themselves have left the device, and under which terms of privacy
 
 An update is accepted by writing its memory, then forgetting it. A crash between the two sends it again; the server says
@@ -19,7 +20,8 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,10 @@ class DeviceFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def place(self, name: str) -> Path:
+        """Where ``name`` is kept."""
+        return self._folder / name
 
     def held(self) -> bytes | None:
         """The download kept last."""
@@ -144,14 +150,29 @@ class DeviceFolder:
                 return Ledger(int(count), terms)
         raise LedgerUnreadable(f"{self._folder / 'reports'} is damaged: what was spent is not known")
 
-    def count_report(self, terms: bytes) -> None:
-        """One more report may leave from now on, under ``terms`` [16] as all before it. Raises LedgerUnreadable, and
-        ValueError where those left under others."""
-        ledger = self.ledger()
-        if ledger.reports and ledger.terms != terms:
-            raise ValueError(f"{ledger.reports} reports have left under other terms")
-        body = _REPORTS.pack(_LEDGER, ledger.reports + 1, terms, b"")
-        self._write("reports", body[:-_CHECK_BYTES] + _check(body))
+    def count_report(self, terms: bytes, most: int | None = None) -> bool:
+        """One more report may leave from now on, under ``terms`` [16] as all before it; False where ``most`` have, or
+        others left under other terms: then it must not. Another process of this device may count at the same time.
+        Raises LedgerUnreadable."""
+        with self._alone():
+            ledger = self.ledger()
+            if (most is not None and ledger.reports >= most) or (ledger.reports and ledger.terms != terms):
+                return False
+            body = _REPORTS.pack(_LEDGER, ledger.reports + 1, terms, b"")
+            self._write("reports", body[:-_CHECK_BYTES] + _check(body))
+            return True
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else counts meanwhile, where the system has locks that end with their process."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        with open(self._folder / "lock", "ab", opener=_private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def signing_seed(self) -> bytes | None:
         """The secret that this device's signing key is made of."""

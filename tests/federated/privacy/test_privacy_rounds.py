@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ def device(folder: Path, section: PrivacySection = SECTION) -> Device:
     return Device("7", terms, Learns(LAYOUT), DeviceFolder(folder), 0.0, lambda: 0.5)
 
 
-def to_upload(made: Device, iteration: int) -> Call | Done:
-    """Up to the call that uploads; every wait is over."""
+def up_to_training(made: Device, iteration: int) -> Call | Train | Wait | Done:
+    """Up to the training, or to where it ends before; every wait is over."""
     now = 1000.0 * iteration
     step = made.next(now)
     if isinstance(step, Done):
@@ -71,9 +72,15 @@ def to_upload(made: Device, iteration: int) -> Call | Done:
         model = np.ones(LAYOUT.size, "<f4").tobytes()
         made.received(Answer(200, encode_model(0, 0, model, Instructions(), {})), now)
         step = made.next(now)
+    return step
+
+
+def to_upload(made: Device, iteration: int) -> Call | Done:
+    """Up to the call that uploads; every wait is over."""
+    step = up_to_training(made, iteration)
     if isinstance(step, Train):
-        made.train(now)
-        step = made.next(now)
+        made.train(1000.0 * iteration)
+        step = made.next(1000.0 * iteration)
     assert isinstance(step, Call | Done)
     return step
 
@@ -153,6 +160,28 @@ class TestDevice:
         accept(again)
         assert isinstance(again.next(1e6), Done)
 
+    def test_two_processes_of_one_device_have_one_budget(self, tmp_path: Path) -> None:
+        both = [device(tmp_path), device(tmp_path)]
+        for iteration in (1, 2):
+            assert isinstance(to_upload(both[0], iteration), Call)
+            accept(both[0])
+        waiting = [up_to_training(made, 3) for made in both]
+        assert all(
+            isinstance(step, Train) for step in waiting
+        )  # one report is left, and both are about to make it
+        for made in both:
+            made.train(3000.0)
+        calls = [made.next(3000.0) for made in both]
+        assert isinstance(calls[0], Call)
+        assert isinstance(calls[1], Done)
+        assert calls[1].why == "budget"
+        assert DeviceFolder(tmp_path).ledger().reports == affordable_reports(SECTION) == 3
+
+    def test_reports_that_are_counted_at_once_are_all_counted(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            counted = list(pool.map(lambda _: DeviceFolder(tmp_path).count_report(b"t" * 16, 30), range(40)))
+        assert counted.count(True) == DeviceFolder(tmp_path).ledger().reports == 30
+
     @pytest.mark.parametrize("body", [b"", b"HWr2", b"x" * 36, b"HWr2" + bytes(32)])
     def test_a_count_that_cannot_be_read_ends_it(self, tmp_path: Path, body: bytes) -> None:
         (tmp_path / "reports").write_bytes(body)
@@ -191,8 +220,7 @@ class TestDevice:
         assert isinstance(step, Done)
         assert step.why == "budget"
         assert "other terms" in step.detail
-        with pytest.raises(ValueError, match="other terms"):
-            DeviceFolder(tmp_path).count_report(terms_of(now))
+        assert not DeviceFolder(tmp_path).count_report(terms_of(now))
         # Another clip costs the same: ε is for any two clipped vectors.
         assert isinstance(device(tmp_path, replace(SECTION, clip=2.0)).next(0.0), Call)
 
