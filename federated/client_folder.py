@@ -174,6 +174,15 @@ class DeviceFolder:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
+    def agreed(self) -> str | None:
+        """The job's file (TOML) as the device agreed to it."""
+        body = self._read("agreed")
+        return None if body is None else body.decode(errors="replace")
+
+    def keep_agreed(self, text: str) -> None:
+        """Keep it."""
+        self._write("agreed", text.encode())
+
     def signing_seed(self) -> bytes | None:
         """The secret that this device's signing key is made of."""
         return self._read("signing-key")

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from federated.client_agreed import require_terms
 from federated.client_device import Device, summary
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport, NetworkLost
@@ -87,17 +88,6 @@ def _has(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
         return False
-
-
-def require_agreed(job: FederatedJob, agreed: FederatedJob) -> None:
-    """Raise JobRefused unless ``job``, as the servers tell it, protects this device as the file it ``agreed`` to: a
-    server could else leave the masks or the noise out, or name a weaker threshold."""
-    for section in ("privacy", "secure_aggregation", "rounds"):
-        theirs, ours = getattr(job, section), getattr(agreed, section)
-        if theirs != ours:
-            raise JobRefused(
-                f"the servers' [{section}] is not the one agreed to: {theirs} where the file says {ours}"
-            )
 
 
 def with_identity(
@@ -263,10 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = given.state or Path(".headwater-device") / given.job / quote(given.client, safe="")
         try:
             job = fetch_job(transport, given.job, clock, min(given.budget_seconds, 30.0))
-            if given.agreed is not None:
-                require_agreed(job, read_job(given.agreed))
+            agreed = None if given.agreed is None else read_job(given.agreed)
             inputs, labels = own_rows(job, given.data)
             folder = DeviceFolder(place)
+            require_terms(job, folder, agreed)
             terms = with_identity(
                 terms_of(job), job, given.client, folder, transport, clock,
                 registrar=given.registrar, certificate=given.signing_certificate,

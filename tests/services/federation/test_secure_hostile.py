@@ -296,6 +296,36 @@ def test_a_device_goes_by_the_protection_that_it_agreed_to(
         assert json.loads(capsys.readouterr().out)["ended"] == "seconds"
 
 
+def test_servers_that_protect_less_than_when_the_device_first_joined_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same address serves a job of the same name without masks when the device comes back."""
+    np.savez(tmp_path / "rows.npz", inputs=rows("0")[0], labels=rows("0")[1])
+    words = ["--client", "0", "--data", str(tmp_path / "rows.npz"), "--state", str(tmp_path / "kept")]
+    with servers(tmp_path / "before") as running:
+        create(running[0][1], secure_job())
+        for _ in range(2):  # the same terms again are fine
+            device_main(["--server", running[0][1], "--job", "job", *words, "--budget-seconds", "0.5"])
+            assert json.loads(capsys.readouterr().out)["ended"] == "seconds"
+    with servers(tmp_path / "after") as running:
+        url, plain = running[0][1], job(clients=len(CLIENTS), iterations=2)
+        create(url, plain)
+        with pytest.raises(SystemExit) as ended:
+            device_main(["--server", url, "--job", "job", *words, "--budget-seconds", "0.5"])
+        assert ended.value.code == 1
+        told = capsys.readouterr().err
+        assert "[secure_aggregation] is not the one that this device joined under" in told
+        assert "--agreed" in told
+        with pytest.raises(SystemExit) as ended:
+            headwater(["fl", "join", url, *words, "--budget-seconds", "0.5"])
+        assert ended.value.code == Exit.REFUSED
+        assert "that this device joined under" in capsys.readouterr().err
+        (tmp_path / "job.toml").write_text(plain.to_toml())
+        agreed = ["--agreed", str(tmp_path / "job.toml"), "--budget-seconds", "0.5"]
+        device_main(["--server", url, "--job", "job", *words, *agreed])
+        assert json.loads(capsys.readouterr().out)["ended"] == "seconds"
+
+
 # A device on which what is neither Python's own, nor ours, nor of the packages named cannot be imported.
 BARE = """
 import runpy, sys

@@ -1,0 +1,41 @@
+"""What a device agreed to: how a job protects it must not become less behind its back.
+
+Servers tell a device what its job is. A device that was given the job's file compares. Any other goes by what it was
+told first, and keeps that in its folder: servers of a job that protected it once, and that name other terms when it
+joins again, are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Final
+
+from federated.client_folder import DeviceFolder
+from federated.job import FederatedJob, JobRefused, read_job
+
+_SECTIONS: Final = ("privacy", "secure_aggregation", "rounds")
+
+
+def require_terms(job: FederatedJob, folder: DeviceFolder, agreed: FederatedJob | None = None) -> None:
+    """Raise JobRefused unless ``job``, as the servers tell it, protects this device as the file it ``agreed`` to; None:
+    as it did when the device first joined. A server could else leave the masks or the noise out, or name a weaker
+    threshold."""
+    how, before = "not the one agreed to", folder.agreed()
+    if agreed is None and before is not None:
+        how = "not the one that this device joined under"
+        try:
+            agreed = read_job(tomllib.loads(before))
+        except (tomllib.TOMLDecodeError, JobRefused) as error:
+            raise JobRefused(
+                f"what this device agreed to ({folder.place('agreed')}) cannot be read: {error}"
+            ) from error
+    for section in _SECTIONS if agreed is not None else ():
+        theirs, ours = getattr(job, section), getattr(agreed, section)
+        if theirs != ours:
+            raise JobRefused(
+                f"the servers' [{section}] is {how}: {theirs} where it was {ours}; whoever agrees to the new one says "
+                "so by --agreed and the job's file"
+            )
+    protected = job.privacy.mechanism != "none" or job.secure_aggregation.protocol != "none"
+    if (protected or before is not None) and job.to_toml() != before:
+        folder.keep_agreed(job.to_toml())
