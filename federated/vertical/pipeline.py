@@ -5,7 +5,8 @@
     all            the kind's own role on the other rows
     hosts ► guest  ``partial``: each host's share of the answer for the held-out rows, as in joint inference
 
-Labels of checkpoints: 0 when rows are aligned; the kind's own label k as k + 1.
+Labels of checkpoints: the alignment's own label k as k, where there is no coordinator (who takes no part in it, and has
+none of its checkpoints); ``ALIGNED`` when rows are aligned; the kind's own label k as ``ALIGNED`` + 1 + k.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from federated.vertical.parties import (
 from federated.vertical.tables import MOST_ROWS, Table
 from federated.vertical.wire import AnyArr, Arr, Bytes, Expected, Int, pack, unpack
 
+ALIGNED: Final = 2**20
 LAST_LABEL: Final = 2**40
 LEAST_ROWS: Final = 10
 """Joint rows without which there is no joint job."""
@@ -70,6 +72,7 @@ class _Joint:
 
 
 _STATE: Final[dict[str, Expected]] = {
+    "aligned": Int(0, 1),
     "count": Int(0, MOST_ROWS),
     "rows": Arr("<i8", (None,)),
     "test": Arr("<i8", (None,)),
@@ -107,15 +110,17 @@ def check_roles(kind: Kind[Any], setup: Setup) -> None:
 def _role(
     kind: Kind[Any], options: Any, setup: Setup, alignment: Alignment, test: float, state: bytes | None
 ) -> Role[PartResult]:
-    if state is None:
-        rows = yield from _align(setup, alignment)
-        found = yield from _hold_out(setup, rows, test)
-        inner: bytes | None = None
-        yield Checkpoint(0, _kept(found, None))
-    else:
-        fields = unpack(state, "this checkpoint", _STATE)
+    fields: dict[str, Any] = (
+        {"aligned": 0, "inner": b""} if state is None else unpack(state, "this checkpoint", _STATE)
+    )
+    inner: bytes | None = fields["inner"][1:] if fields["inner"] else None
+    if fields["aligned"]:
         found = _Joint(fields["count"], fields["rows"], fields["test"])
-        inner = fields["inner"][1:] if fields["inner"] else None
+    else:
+        rows = yield from _align(setup, alignment, inner)
+        found = yield from _hold_out(setup, rows, test)
+        inner = None
+        yield Checkpoint(ALIGNED, _kept(found, None))
     table = None if setup.table is None else setup.table.take(found.rows)
     train = None if table is None else table.take(found.train())
     own = replace(setup, table=train, rows=found.count - len(found.test))
@@ -126,14 +131,16 @@ def _role(
     return (yield from _score(kind, setup, table, found, result))
 
 
-def _align(setup: Setup, alignment: Alignment) -> Generator[Effect, Incoming | None, npt.NDArray[np.int64]]:
+def _align(
+    setup: Setup, alignment: Alignment, state: bytes | None
+) -> Generator[Effect, Incoming | None, npt.NDArray[np.int64]]:
     table, holders = setup.table, [name for name, role in setup.parties.items() if role != "coordinator"]
     if table is None:
         return np.empty(0, np.int64)
     if alignment.kind is not None:
         parties = {name: setup.parties[name] for name in holders}
-        role = alignment.kind.make(alignment.options, replace(setup, parties=parties))(None)
-        result = yield from _without_checkpoints(role)
+        role = alignment.kind.make(alignment.options, replace(setup, parties=parties))(state)
+        result = yield from _shifted(role, None if len(holders) < len(setup.parties) else _NOTHING)
         if result.rows is None:
             raise ValueError(f"{alignment.kind.name} with these options aligns nothing at {setup.me}")
         return result.rows
@@ -148,18 +155,6 @@ def _align(setup: Setup, alignment: Alignment) -> Generator[Effect, Incoming | N
                 guest, "alignment", "its rows are not the same, or not in the same order, as here"
             )
     return np.arange(len(table), dtype=np.int64)
-
-
-def _without_checkpoints(role: Role[PartResult]) -> Role[PartResult]:
-    """A coordinator takes no part in the alignment and has none of its checkpoints, so it is done in one piece."""
-    answer: Incoming | None = None
-    while True:
-        try:
-            effect = role.send(answer)
-        except StopIteration as end:
-            result: PartResult = end.value
-            return result
-        answer = None if isinstance(effect, Checkpoint) else (yield effect)
 
 
 def _hold_out(
@@ -196,9 +191,13 @@ def held_out(table: Table, test: float, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
+_NOTHING: Final = _Joint(0, np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 def _kept(found: _Joint, inner: bytes | None) -> bytes:
     return pack(
         {
+            "aligned": int(found is not _NOTHING),
             "count": found.count,
             "rows": found.rows,
             "test": found.test,
@@ -207,8 +206,8 @@ def _kept(found: _Joint, inner: bytes | None) -> bytes:
     )
 
 
-def _shifted(role: Role[PartResult], found: _Joint) -> Role[PartResult]:
-    """The kind's own role, its checkpoints with the alignment in them."""
+def _shifted(role: Role[PartResult], found: _Joint | None) -> Role[PartResult]:
+    """A kind's own role, its checkpoints with the alignment in them; without any where ``found`` is None."""
     answer: Incoming | None = None
     while True:
         try:
@@ -217,9 +216,13 @@ def _shifted(role: Role[PartResult], found: _Joint) -> Role[PartResult]:
             result: PartResult = end.value
             return result
         if isinstance(effect, Checkpoint):
-            if not 0 <= effect.label < LAST_LABEL:
+            if found is None:
+                answer = None
+                continue
+            first, beyond = (0, ALIGNED) if found is _NOTHING else (ALIGNED + 1, LAST_LABEL)
+            if not 0 <= effect.label < beyond - first:
                 raise ValueError(f"a checkpoint's label {effect.label}")
-            effect = Checkpoint(effect.label + 1, _kept(found, effect.state))
+            effect = Checkpoint(first + effect.label, _kept(found, effect.state))
         answer = yield effect
 
 

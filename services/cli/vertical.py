@@ -103,15 +103,17 @@ def party(context: typer.Context) -> None:
     limit_threads(os.environ)
     from services.cli.output import note, waiting
     from services.vertical.party import prepare, run_party
+    from services.vertical.workers import workers as processes
 
     with _refusals(), waiting() as line:
         config = _config(context)
         configure_logging(config.party.name)
-        report = run_party(
-            prepare(config),
-            progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
-            listening=lambda port: note(f"{config.party.name} listens on port {port}"),
-        )
+        with processes(config.party.workers) as several:
+            report = run_party(
+                prepare(config, several),
+                progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
+                listening=lambda port: note(f"{config.party.name} listens on port {port}"),
+            )
     _show(context, {"job": config.job.model_dump(mode="json"), "parties": {config.party.name: report}})
 
 
@@ -139,6 +141,7 @@ def run(
     coordinator: Annotated[
         bool, typer.Option("--coordinator", help="With one, where the job may have it.")
     ] = False,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes of each party for long work.")] = 1,
     id_column: Annotated[str, typer.Option("--id", help="The column of ids.")] = "id",
     label: Annotated[str, typer.Option(help="The guest's column of labels.")] = "y",
     out: Annotated[
@@ -174,7 +177,7 @@ def run(
         wanted |= {"options": parse_pairs(option or []), "psi": parse_pairs(psi or [])}
         parties = find_parties(data, kind, coordinator=coordinator)
         folder = out or Path(tempfile.mkdtemp(prefix="headwater-vertical-"))
-        files = write_files(folder, parties, wanted, id_column=id_column, label_column=label)
+        files = write_files(folder, parties, wanted, id_column=id_column, label_column=label, workers=workers)
         with waiting() as line:
             state: dict[str, str] = {}
 

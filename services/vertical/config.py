@@ -61,7 +61,7 @@ class _Section(BaseModel):
 
 class PartySection(_Section):
     """Who this party is. ``dead_after``: a peer that was not heard for so long is named. ``wait``: for how long such a
-    peer, or one that was never there, is waited for."""
+    peer, or one that was never there, is waited for. ``workers``: processes for long computations."""
 
     name: Name
     role: RoleName
@@ -70,6 +70,7 @@ class PartySection(_Section):
     listen: HostPort | None = None
     dead_after: Duration = 10.0
     wait: Duration = 300.0
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
 
 
 class PeerSection(_Section):

@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
     limit_threads(os.environ)
     from services.vertical.config import load_party
     from services.vertical.party import prepare, run_party
+    from services.vertical.workers import workers
 
     told_s = [0.0]
 
@@ -37,9 +38,10 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_party(Path(arguments[0]))
         configure_logging(config.party.name)
-        report = run_party(
-            prepare(config), progress=progress, listening=lambda port: tell({"listening": port})
-        )
+        with workers(config.party.workers) as several:
+            report = run_party(
+                prepare(config, several), progress=progress, listening=lambda port: tell({"listening": port})
+            )
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         from services.vertical.failures import EXPECTED

@@ -21,7 +21,7 @@ import numpy as np
 
 from federated.vertical.evaluation import baselines
 from federated.vertical.kinds import Kind, Setup
-from federated.vertical.parties import Make, PartResult, Progress
+from federated.vertical.parties import Alone, Make, PartResult, Progress, Workers
 from federated.vertical.pipeline import SEEN, Alignment, joint
 from federated.vertical.tables import Table, read_table
 from federated.vertical.wire import Bytes, Text, pack, unpack
@@ -53,7 +53,7 @@ class Prepared:
     folder: Path
 
 
-def prepare(config: PartyConfig) -> Prepared:
+def prepare(config: PartyConfig, workers: Workers | None = None) -> Prepared:
     """Read all that the party needs. Raises ConfigRefused, JobRefused, KeysError, TableRefused."""
     job = config.job
     kind = find_kind(job.what)
@@ -68,7 +68,7 @@ def prepare(config: PartyConfig) -> Prepared:
     if config.data is not None:
         label = config.data.label
         table = read_table(config.data.path, id_column=config.data.id, label_column=label)
-    setup = Setup(config.party.name, config.roles(), table, job.seed)
+    setup = Setup(config.party.name, config.roles(), table, job.seed, workers=workers or Alone())
     try:
         make = joint(kind, options, setup, alignment, job.test)
     except ValueError as error:

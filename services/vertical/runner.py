@@ -123,7 +123,8 @@ class Runner:
                     with changed:
                         session.begin(self._store.labels())
                         self._network.wake()
-        except BaseException as error:
+        except Exception as error:
+            # Not when this process is told to end: then it may come back, and the others wait for it.
             self._tell(error)
             raise
 
@@ -259,6 +260,6 @@ class Runner:
     def _tell(self, error: BaseException) -> None:
         session = self._network.session
         with self._network.changed:
-            session.failed(reason_of(error))
+            session.failed(f"{error.peer} is gone" if isinstance(error, PeerGone) else reason_of(error))
             self._network.wake()
             self._network.changed.wait_for(session.all_told, LINGER_S)

@@ -84,6 +84,7 @@ def write_files(
     *,
     id_column: str = "id",
     label_column: str = "y",
+    workers: int = 1,
 ) -> dict[str, Path]:
     """A folder with keys and a file for each party below ``folder``; the files by party's name.
 
@@ -94,7 +95,7 @@ def write_files(
     found: dict[str, Path] = {}
     for party, port in zip(parties, ports, strict=True):
         lines = ["[party]", *_values({"name": party.name, "role": party.role, "keys": "keys"})]
-        lines += _values({"listen": f"127.0.0.1:{port}"})
+        lines += _values({"listen": f"127.0.0.1:{port}", "workers": workers})
         for peer, peer_port in zip(parties, ports, strict=True):
             if peer is not party:
                 lines += [f"\n[peers.{peer.name}]"]

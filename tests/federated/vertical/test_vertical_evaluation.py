@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from federated.psi.kind import KIND as PSI
+from federated.psi.kind import PsiOptions
 from federated.vertical.evaluation import baselines, ks, measures, task_of
 from federated.vertical.kinds import Setup
-from federated.vertical.parties import PartResult, PeerFault, Sent, run_local
-from federated.vertical.pipeline import Alignment, check_roles, joint
+from federated.vertical.parties import PartResult, PeerFault, Role, Sent, run_local
+from federated.vertical.pipeline import ALIGNED, Alignment, check_roles, joint
 from federated.vertical.tables import Table
 from federated.vertical.wire import pack
 from tests.support.vertical_sums import KIND, SumsOptions
@@ -84,13 +86,13 @@ def test_a_whole_job_trains_on_the_rest_and_scores_what_is_held_out() -> None:
     scores = sum(given[name].features[test].sum(axis=1) for name in ROLES)
     assert results["bank"].scores == pytest.approx(scores)
     assert results["bank"].figures["test auc"] == measures(given["bank"].labels[test], scores)["auc"]
-    assert list(outcome.checkpoints["shop"]) == [0, 1, 2]
+    assert list(outcome.checkpoints["shop"]) == [ALIGNED, ALIGNED + 1, ALIGNED + 2]
 
 
 def test_a_whole_job_goes_on_from_each_of_its_checkpoints() -> None:
     given = tables()
     whole = run_local(roles(given))  # type: ignore[arg-type]
-    for label in (0, 1, 2):
+    for label in (ALIGNED, ALIGNED + 1, ALIGNED + 2):
         again = run_local(
             {
                 name: joint(
@@ -139,3 +141,26 @@ def test_parties_that_a_kind_does_not_have_and_too_few_rows() -> None:
         check_roles(KIND, Setup("bank", {"bank": "guest", "h": "host", "c": "coordinator"}, None, 0))
     with pytest.raises(ValueError, match="9 rows are joint"):
         run_local(roles(tables(9)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rows_are_aligned_by_psi_and_the_job_goes_on_from_each_checkpoint(hosts: int) -> None:
+    parties = dict(list(ROLES.items())[: hosts + 1])
+    given = {name: table for name, table in tables(30).items() if name in parties}
+    for place, name in enumerate(parties):
+        shuffled = np.random.default_rng(place).permutation(30)[: 30 - 3 * place]
+        given[name] = given[name].take(shuffled.astype(np.int64))
+    psi = Alignment(PSI, PsiOptions(chunk=4))
+
+    def made(name: str, state: bytes | None = None) -> Role[PartResult]:
+        return joint(KIND, SumsOptions(turns=2), Setup(name, parties, given[name], 7), psi, 0.25)(state)
+
+    whole = run_local({name: made(name) for name in parties})
+    ids = [[given[name].ids[row] for row in whole.results[name].rows] for name in parties]
+    assert all(one == ids[0] for one in ids)
+    assert set(ids[0]) == set.intersection(*(set(table.ids) for table in given.values()))
+    labels = list(whole.checkpoints["bank"])
+    assert labels[-3:] == [ALIGNED, ALIGNED + 1, ALIGNED + 2]
+    for label in labels:
+        again = run_local({name: made(name, whole.checkpoints[name][label]) for name in parties}, label=label)
+        assert again.results["bank"].figures == pytest.approx(whole.results["bank"].figures)
