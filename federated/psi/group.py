@@ -78,7 +78,7 @@ def base_raised(secret: bytes) -> bytes:
 
 
 def product(one: bytes, other: bytes) -> bytes:
-    """The group's operation. Raises ElementRefused."""
+    """The group's operation. Raises ElementRefused, for the identity too."""
     return _combined(rbcl.crypto_core_ristretto255_add, one, other)
 
 
@@ -88,10 +88,14 @@ def quotient(one: bytes, other: bytes) -> bytes:
 
 
 def _combined(operation: Callable[[bytes, bytes], Any], one: bytes, other: bytes) -> bytes:
-    # rbcl ignores what libsodium returns here, so that both are checked beforehand.
+    # rbcl ignores what libsodium returns here, so that both are checked beforehand; the identity would be valid.
     for element in (one, other):
-        if len(element) != ELEMENT_BYTES or not rbcl.crypto_core_ristretto255_is_valid_point(element):
-            raise ElementRefused("no element of the group")
+        if (
+            len(element) != ELEMENT_BYTES
+            or not any(element)
+            or not rbcl.crypto_core_ristretto255_is_valid_point(element)
+        ):
+            raise ElementRefused("no element of the group, or its identity")
     found: bytes = operation(one, other)
     return found
 

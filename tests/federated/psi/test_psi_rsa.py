@@ -1,0 +1,228 @@
+"""RSA: weak keys are refused, a faulty half never leaves, replies are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+
+import gmpy2
+import numpy as np
+import pytest
+
+import federated.psi.rsa as rsa
+from federated.psi.hashing import split
+from federated.psi.rsa import (
+    FaultySignature,
+    PrivateKey,
+    PublicKey,
+    RsaRefused,
+    blind,
+    check_proof,
+    check_public,
+    full_domain_hash,
+    generate,
+    private_key,
+    proof,
+    sign,
+    sign_one,
+    sign_own,
+    unblind,
+    unit,
+)
+from federated.vertical.parties import Alone
+from tests.support.psi import drawing
+
+VALUES = [b"x%d" % at for at in range(5)]
+
+
+@cache
+def key() -> PrivateKey:
+    return generate()
+
+
+def test_blind_signatures_are_the_signer_s_own() -> None:
+    public = key().public
+    blinded, kept = blind(public, VALUES, drawing(1), Alone())
+    signatures = unblind(public, sign(key(), blinded, Alone()), kept, Alone())
+    assert signatures == sign_own(key(), VALUES, Alone())
+    d = pow(public.e, -1, math.lcm(key().p - 1, key().q - 1))
+    for value, signature in zip(VALUES, signatures, strict=True):
+        assert int.from_bytes(signature) == pow(full_domain_hash(public, value), d, public.n)
+
+
+def test_blinding_is_new_each_time_and_uniform() -> None:
+    public = key().public
+    one, _ = blind(public, VALUES, drawing(1), Alone())
+    other, _ = blind(public, VALUES, drawing(2), Alone())
+    assert not set(split(one, public.width)) & set(split(other, public.width))
+    drawn = [unit(public, drawing(seed)) / public.n for seed in range(400)]
+    assert all(0 < share < 1 for share in drawn)
+    # Kolmogorov and Smirnov: above 2.2/sqrt(n) with probability 1e-4 for uniform ones; the seeds are fixed.
+    away = np.abs(np.sort(drawn) - (np.arange(400) + 0.5) / 400).max()
+    assert away < 2.2 / np.sqrt(400)
+
+
+def test_hash_is_full_domain_and_bound_to_key_and_purpose() -> None:
+    public, other = key().public, generate().public
+    hashes = [full_domain_hash(public, b"%d" % at) for at in range(200)]
+    assert max(hashes) * 100 > public.n * 95
+    assert all(math.gcd(number, public.n) == 1 for number in hashes)
+    assert full_domain_hash(public, b"x") % other.n != full_domain_hash(other, b"x")
+    assert full_domain_hash(public, b"\0", b"proof") != full_domain_hash(public, b"\0")
+
+
+def test_keys_are_kept() -> None:
+    assert private_key(key().to_bytes()) == key()
+    assert str(key().p) not in repr(key())
+
+
+def _prime(bits: int, seed: int) -> int:
+    number = int.from_bytes(drawing(seed)(bits // 8)) | 1 | (3 << (bits - 2))
+    while not gmpy2.is_prime(number):
+        number += 2
+    return number
+
+
+WEAK = [
+    "small",
+    "large",
+    "even",
+    "small factor",
+    "prime",
+    "square",
+    "e is 1",
+    "e is 3",
+    "e is even",
+    "e is composite",
+    "e is huge",
+]
+
+
+@cache
+def weak() -> dict[str, tuple[int, int]]:
+    n = key().public.n
+    return {
+        "small": (_prime(512, 1) * _prime(512, 2), 65_537),
+        "large": (n * n * n, 65_537),
+        "even": (n - 1, 65_537),
+        "small factor": (_prime(2032, 3) * 65_521, 65_537),
+        "prime": (_prime(2048, 4), 65_537),
+        "square": (_prime(1024, 5) ** 2, 65_537),
+        "e is 1": (n, 1),
+        "e is 3": (n, 3),
+        "e is even": (n, 65_538),
+        "e is composite": (n, 65_537 * 3),
+        "e is huge": (n, 2**61 - 1),
+    }
+
+
+@pytest.mark.parametrize("why", WEAK)
+def test_weak_public_keys(why: str) -> None:
+    n, e = weak()[why]
+    with pytest.raises(RsaRefused):
+        check_public(n, e)
+
+
+def test_exponent_that_divides_phi_is_shown() -> None:
+    """With e | p − 1 blinding hides x only up to e-th powers; the proof's roots do not exist then."""
+    e = 65_537
+    p = next(
+        candidate for step in range(1 << 20) if gmpy2.is_prime(candidate := (3 * 2**1005 + step) * 2 * e + 1)
+    )
+    public = PublicKey(p * _prime(1024, 6), e)
+    with pytest.raises(RsaRefused, match="not shown"):
+        check_proof(public, bytes(public.width * rsa.proof_roots(public)))
+    # The best that the owner can do: e-th roots of those hashes that have one. A hash has one where its power of
+    # (p − 1)/e is 1 modulo p.
+    have = [
+        pow(full_domain_hash(public, bytes((at,)), b"proof"), (p - 1) // e, p) == 1
+        for at in range(rsa.proof_roots(public))
+    ]
+    assert not all(have)
+
+
+def test_proof_of_an_honest_key() -> None:
+    public = key().public
+    roots = proof(key())
+    check_proof(public, roots)
+    assert rsa.proof_roots(public) * (public.e.bit_length() - 1) >= 128
+    for wrong in (roots[:-1], roots[public.width :] + roots[: public.width], b""):
+        with pytest.raises(RsaRefused):
+            check_proof(public, wrong)
+
+
+def test_private_keys_whose_parts_do_not_belong_together() -> None:
+    good = key()
+    for change in (
+        {"d_p": good.d_p + 1},
+        {"d_q": good.d_q + 2},
+        {"q_inverse": good.q_inverse + 1},
+        {"p": good.q},
+        {"p": good.public.n, "q": 1},
+    ):
+        with pytest.raises(ValueError, match=r"factors|parts"):
+            dataclasses.replace(good, **change)
+    close = gmpy2.powmod(2, 1023, 2**1024) + 1
+    while not gmpy2.is_prime(close):
+        close += 2
+    near = close + 2
+    while not gmpy2.is_prime(near):
+        near += 2
+    with pytest.raises((ValueError, RsaRefused)):
+        PrivateKey(PublicKey(int(close) * int(near) | 1, 65_537), int(close), int(near), 1, 1, 1)
+
+
+@pytest.mark.parametrize("half", ["p", "q"])
+def test_a_faulty_half_reveals_a_factor_and_does_not_leave(
+    half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = key()
+    number = full_domain_hash(good.public, b"x")
+    modulus = getattr(good, half)
+
+    def faulty(base: int, exponent: int, n: int) -> int:
+        result = pow(base, exponent, n)
+        return int(result) ^ (n == modulus)
+
+    monkeypatch.setattr(rsa.gmpy2, "powmod_sec", faulty)
+    wrong = rsa._by_halves(good, number)
+    leaked = math.gcd(pow(wrong, good.public.e, good.public.n) - number, good.public.n)
+    assert leaked in (good.p, good.q)  # what Boneh, DeMillo and Lipton saw: hence the check
+    with pytest.raises(FaultySignature):
+        sign_one(good, number)
+    with pytest.raises(FaultySignature):
+        sign(good, number.to_bytes(good.public.width), Alone())
+
+
+def test_numbers_that_no_blinding_gives() -> None:
+    public = key().public
+    for number in (0, 1, public.n - 1, public.n, public.n + 5, key().p, 3 * key().q):
+        with pytest.raises(RsaRefused):
+            sign(key(), number.to_bytes(public.width), Alone())
+
+
+def test_replies_that_are_no_signatures() -> None:
+    public = key().public
+    blinded, kept = blind(public, VALUES[:2], drawing(1), Alone())
+    signed = sign(key(), blinded, Alone())
+    first, second = split(signed, public.width)
+    for wrong in (second + first, first + bytes(public.width), first + b"\xff" * public.width):
+        with pytest.raises(RsaRefused, match="no signature"):
+            unblind(public, wrong, kept, Alone())
+
+
+@pytest.mark.parametrize("bits", [1024, 2047, 8192])
+def test_sizes_that_are_not_made(bits: int) -> None:
+    with pytest.raises(ValueError, match="2048 to 4096"):
+        generate(bits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [3072, 4096])
+def test_larger_keys(bits: int) -> None:
+    large = generate(bits)
+    blinded, kept = blind(large.public, VALUES, drawing(1), Alone())
+    assert unblind(large.public, sign(large, blinded, Alone()), kept, Alone()) == sign_own(
+        large, VALUES, Alone()
+    )

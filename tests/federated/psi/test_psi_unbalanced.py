@@ -1,0 +1,176 @@
+"""A small set against a large one: filters, their false matches, reuse, and limits."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federated.psi.filters import HASH_BYTES, HashFilter, digest, size
+from federated.psi.limits import Ledger
+from federated.psi.members import MemoryMembers
+from federated.psi.terms import Learns, Terms
+from federated.psi.unbalanced import Prepared, asker, owner, prepare
+from federated.vertical.parties import Outcome, PeerFault, Twist, run_local
+from tests.support.psi import check, expected, ids, repeating, replacing, shape
+
+LARGE, SMALL = [f"u{at}" for at in range(300)], [f"u{at}" for at in range(290, 310)]
+
+
+def hashes(count: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (count, HASH_BYTES), np.uint8)
+
+
+@given(st.integers(0, 300), st.integers(10, 48), st.integers(0, 3))
+@settings(max_examples=60)
+def test_filters_hold_their_members_and_travel(count: int, bits: int, seed: int) -> None:
+    members = hashes(count, seed)
+    made = HashFilter.of(members, bits)
+    data = made.to_bytes()
+    assert len(data) == size(count, bits)
+    again = HashFilter.from_bytes(data)
+    np.testing.assert_array_equal(again.numbers, made.numbers)
+    assert again.holds(members).all()
+
+
+def test_strangers_pass_as_rarely_as_said_and_bits_are_few() -> None:
+    count, asked = 3_000, 200_000
+    made = HashFilter.of(hashes(count, 1), 10)
+    passed = int(made.holds(hashes(asked, 2)).sum())
+    # Between 2**-11 and 2**-10, since 2**12 is the next power of two; six deviations of a count.
+    most = asked * count / 2**22
+    assert abs(passed - most) < 6 * np.sqrt(most)
+    assert passed / asked <= 2**-10
+    assert 8 * size(count, 10) / count < 13
+
+
+@pytest.mark.parametrize("change", ["short", "bits", "count", "marks", "long", "order"])
+def test_filters_that_are_none(change: str) -> None:
+    data = bytearray(HashFilter.of(hashes(100, 1), 20).to_bytes())
+    if change == "short":
+        data = data[:5]
+    elif change == "bits":
+        data[0] = 60
+    elif change == "count":
+        data[1] += 1
+    elif change == "marks":
+        data[9] ^= 0x80
+    elif change == "long":
+        data += b"x"
+    else:
+        made = HashFilter.of(hashes(100, 1), 20)
+        numbers = made.numbers.copy()
+        high = numbers >> np.uint64(20)
+        at = int(np.flatnonzero(high[1:] == high[:-1])[0])
+        numbers[[at, at + 1]] = numbers[[at + 1, at]]
+        data = bytearray(HashFilter(numbers, 20).to_bytes())
+    with pytest.raises(ValueError, match="filter"):
+        HashFilter.from_bytes(bytes(data))
+
+
+@cache
+def prepared() -> Prepared:
+    return prepare(ids(LARGE).values, 30)
+
+
+def run(
+    terms: Terms,
+    *,
+    held: HashFilter | None = None,
+    ledger: Ledger | None = None,
+    kept: Prepared | None = None,
+    twist: Twist | None = None,
+    small: list[str] = SMALL,
+) -> Outcome[Any]:
+    roles = {
+        "a": asker("b", partial(MemoryMembers, ids(small)), terms, first=True, held=held),
+        "b": owner("a", ids(LARGE), kept or prepared(), terms, first=False, ledger=ledger),
+    }
+    return run_local(roles, twist=twist)
+
+
+@pytest.mark.parametrize("learns", ["both", "first"])
+def test_finds_the_intersection(learns: Learns) -> None:
+    outcome = run(Terms(learns, chunk=7))
+    found, _ = outcome.results["a"]
+    check(found, SMALL, expected(SMALL, LARGE))
+    if learns == "both":
+        check(outcome.results["b"], LARGE, expected(SMALL, LARGE))
+    else:
+        assert outcome.results["b"].ids is None
+
+
+def test_filter_and_preparation_are_used_again() -> None:
+    first = run(Terms("first"))
+    _, held = first.results["a"]
+    kept = Prepared.from_bytes(prepared().to_bytes())
+    again = run(Terms("first"), held=held, kept=kept, small=["u7", "x"])
+    assert not again.transcript.of(kind="psi.filter.piece")
+    assert again.results["a"][0].ids == [b"u7"]
+    # Another filter than the one held is fetched.
+    other = prepare(ids(LARGE).values)
+    assert run(Terms("first"), held=held, kept=other).transcript.of(kind="psi.filter.piece")
+
+
+def test_what_passes_by_chance_is_taken_out_where_both_learn() -> None:
+    few = prepare(ids(LARGE).values, 10)
+    many = [f"s{at}" for at in range(1_500)]
+    terms = Terms("both", chunk=4_096)
+    roles = {
+        "a": asker("b", partial(MemoryMembers, ids(many)), terms, first=True, least_bits=10),
+        "b": owner("a", ids(LARGE), few, terms, first=False),
+    }
+    outcome = run_local(roles)
+    assert outcome.results["a"][0].ids == outcome.results["b"].ids == []
+
+
+def test_queries_are_limited_over_runs() -> None:
+    ledger = Ledger(30)
+    run(Terms("first"), ledger=ledger)
+    with pytest.raises(PeerFault) as caught:
+        run(Terms("first"), ledger=ledger)
+    assert (caught.value.rule, ledger.left("a"), ledger.left("c")) == ("limit", 10, 30)
+
+
+def test_transcript_depends_on_sizes_alone_but_for_the_result() -> None:
+    assert shape(run(Terms("first"))) == shape(run(Terms("first"), small=[f"x{at}" for at in range(20)]))
+
+
+def test_other_ids_than_prepared_are_refused() -> None:
+    role = owner("a", ids(LARGE[1:]), prepared(), Terms(), first=False)
+    with pytest.raises(ValueError, match="prepare anew"):
+        next(role)
+    assert prepared().secret.hex() not in repr(prepared())
+
+
+@pytest.mark.parametrize(
+    ("twist", "peer", "rule"),
+    [
+        (replacing("psi.filter.piece", lambda body: body[:-1] + bytes((body[-1] ^ 1,))), "b", "filter"),
+        (replacing("psi.filter.piece", lambda body: body[:-1]), "b", "count"),
+        (replacing("psi.filter.offer", lambda body: body[:-8] + (12).to_bytes(8, "little")), "b", "count"),
+        (replacing("psi.filter.want", lambda body: body[:-8] + (2).to_bytes(8, "little")), "a", "malformed"),
+        (replacing("psi.ask", lambda body: body[:4] + bytes(32) + body[36:]), "a", "element"),
+        (replacing("psi.answer", lambda body: body[:4] + b"\xff" * 32 + body[36:]), "b", "element"),
+        (repeating("psi.ask", "a"), "a", "order"),
+        (repeating("psi.answer", "b"), "b", "order"),
+        (replacing("psi.values", lambda body: body[:16] + body), "a", "repeated"),
+        (replacing("psi.values", lambda body: body[:-1]), "a", "count"),
+        (replacing("psi.held", lambda body: body + b"\0"), "b", "count"),
+        (replacing("psi.held", lambda body: b"\0" + body[1:]), "a", "result"),
+    ],
+)
+def test_wrong_messages_are_named(twist: Twist, peer: str, rule: str) -> None:
+    with pytest.raises(PeerFault) as caught:
+        run(Terms(chunk=7), twist=twist)
+    assert caught.value.rule == rule
+    assert rule == "result" or caught.value.peer == peer
+
+
+def test_filters_have_names() -> None:
+    data = HashFilter.of(hashes(10, 1), 20).to_bytes()
+    assert digest(data) != digest(data + b"x")
