@@ -191,6 +191,12 @@ class Scheme:
         self._evaluator.add(one, moved, found)
         return found
 
+    def minus(self, one: sealapi.Ciphertext, other: sealapi.Ciphertext) -> sealapi.Ciphertext:
+        """``one`` less ``other``, as ``add`` adds them."""
+        turned = self.lower(other, self.level(other))
+        self._evaluator.negate_inplace(turned)
+        return self.add(one, turned)
+
     def lower(self, cipher: sealapi.Ciphertext, level: int) -> sealapi.Ciphertext:
         """A copy at ``level``."""
         found = sealapi.Ciphertext()
@@ -221,6 +227,16 @@ class Scheme:
         """A copy one level lower, its scale divided by the prime that is dropped."""
         found = self.lower(cipher, self.level(cipher))
         self._evaluator.rescale_to_next_inplace(found)
+        return found
+
+    def total(self, cipher: sealapi.Ciphertext, period: int, keys: sealapi.GaloisKeys) -> sealapi.Ciphertext:
+        """In every slot the sum of one period, where slots repeat with ``period``, a power of two. ``keys``: for all
+        smaller powers of two."""
+        found = cipher
+        for step in (2**power for power in range(period.bit_length() - 1)):
+            moved = sealapi.Ciphertext()
+            self._evaluator.rotate_vector(found, step, keys, moved)
+            found = self.add(found, moved)
         return found
 
     def read(self, body: bytes, sender: str, level: int, scale: float) -> sealapi.Ciphertext:
@@ -302,7 +318,9 @@ class Opener:
     def rotations(self, steps: Sequence[int]) -> sealapi.GaloisKeys:
         """What rotating slots by ``steps`` needs."""
         found = sealapi.GaloisKeys()
-        self._generator.create_galois_keys(list(steps), found)
+        # The binding takes Galois elements: a rotation by s slots is x -> x^(3^s).
+        degree = self.scheme.parameters.degree
+        self._generator.create_galois_keys([pow(3, step, 2 * degree) for step in steps], found)
         return found
 
     def open(self, cipher: sealapi.Ciphertext) -> Values:

@@ -28,8 +28,8 @@ RESIDUAL: Final[Mapping[str, float]] = {"logistic": 2.0, "linear": 16.0}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``masks``: of gradients' terms; ``loss_masks``: of the loss's; ``row_masks``: of residuals themselves, where there is
-    no coordinator."""
+    """``masks``: of gradients' terms; ``loss_masks``: of the loss's; ``row_masks``: of residuals themselves (no
+    coordinator)."""
 
     options: LinearOptions
     surrogate: Surrogate

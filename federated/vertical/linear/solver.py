@@ -83,6 +83,9 @@ class Solver:
             moments = curvature * (features.T @ features) / rows + np.diag(penalty * penalised)
             ridge = 1e-6 * max(float(np.trace(moments)) / width, 1e-12)
             matrix = np.linalg.inv(moments + ridge * np.eye(width))
+        # A column of zeros has no gradient but the key holder's noise: its weight stays 0.
+        live = features.any(axis=0)
+        matrix = matrix * np.outer(live, live)
         found = cls(np.zeros(width), np.zeros(width), matrix, penalty, penalised, options)
         if state is not None:
             found._restore(state)

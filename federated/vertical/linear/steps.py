@@ -93,7 +93,7 @@ def descend(own: Own, terms: Terms, batch: int, residual: sealapi.Ciphertext, ke
     body, masks = terms.hidden(batch, residual)
     yield Send(keeper, "masked", body)
     answer = yield from receive(keeper, "gradient")
-    own.solver.step(terms.gradient(batch, read_sums(answer, keeper, own.width), masks))
+    own.solver.step(terms.gradient(batch, read_sums(answer, keeper, own.width), masks, keeper))
 
 
 def close(own: Own, judge: str) -> Exchange:

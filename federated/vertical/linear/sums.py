@@ -20,7 +20,7 @@ from federated.vertical.ckks import FLOOR, Opener, Scheme, Sealer, stored
 from federated.vertical.linear.batches import Batches
 from federated.vertical.linear.circuit import FEATURE_SCALE
 from federated.vertical.masks import Masks, gaussian
-from federated.vertical.parties import Draw
+from federated.vertical.parties import Draw, PeerFault
 from federated.vertical.wire import Arr, Blobs, pack, unpack
 
 Values = npt.NDArray[np.float64]
@@ -28,6 +28,9 @@ Integers = npt.NDArray[np.int64]
 
 MOST_KEPT: Final = 256 * 2**20
 """Bytes of encoded features that a party keeps between epochs; with more it encodes them again each time."""
+
+MOST_GRADIENT: Final = 1e5
+"""Of a mean gradient, in scaled columns: what is larger was spoilt on the way, or training diverges."""
 
 
 class Terms:
@@ -56,11 +59,17 @@ class Terms:
             drawn.append(masks)
         return pack({"terms": bodies}), self.batches.sums(drawn, self._features.shape[1])
 
-    def gradient(self, batch: int, sums: Integers, masks: Integers) -> Values:
-        """The mean gradient [F] of ``batch`` from the key holder's ``sums`` [F]."""
+    def gradient(self, batch: int, sums: Integers, masks: Integers, keeper: str) -> Values:
+        """The mean gradient [F] of ``batch`` from the ``sums`` [F] of ``keeper``. Raises PeerFault for one that no
+        residuals have."""
         with np.errstate(over="ignore"):
             total = sums - masks
-        return self.masks.values(total) / len(self.batches.rows[batch])
+        found: Values = self.masks.values(total) / len(self.batches.rows[batch])
+        if np.abs(found).max(initial=0.0) > MOST_GRADIENT:
+            raise PeerFault(
+                keeper, "gradient", f"beyond {MOST_GRADIENT:.0e}: not of these terms, or diverged"
+            )
+        return found
 
     def _columns(self, batch: int) -> list[sealapi.Plaintext | None]:
         if self._kept is not None and batch in self._kept:
