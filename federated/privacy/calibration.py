@@ -53,7 +53,7 @@ class DistributedNoise:
         if self.kind == "gaussian" and self.local_sigma < _LEAST_SIGMA:
             raise CalibrationRefused(
                 f"a device's noise of {self.local_sigma:.3g} steps is below half a step, where sums of discrete "
-                "Gaussians are no Gaussians: raise privacy.step_bits or noise_multiplier"
+                "Gaussians are no Gaussians: raise secure_aggregation.step_bits or noise_multiplier"
             )
 
     @classmethod

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+import federated
 from federated.device import Update
-from federated.job import JobRefused, load_job
+from federated.job import FederatedJob, JobRefused, load_job
 from federated.layout import Field, Layout
 from federated.privacy.clipping import NotFinite
 from federated.privacy.gaussian import grid_of, sigma_of
@@ -412,3 +417,21 @@ def load_job_again(made: Any) -> Any:
 def test_sigma_of_a_job_is_that_of_its_own_numbers() -> None:
     made = job({"mechanism": "local_gaussian", "clip": 0.25, "epsilon": 4.0, "delta": 1e-6}).make_protection()
     assert made.scale == sigma_of(4.0, 1e-6, 0.5)
+
+
+def test_what_messages_say_to_change_is_a_setting() -> None:
+    made: FederatedJob = load_job({"rounds": {"start_fl_job_threshold": 3}})
+    wrong, seen = set(), 0
+    folder = Path(federated.__file__).parent
+    for path in [folder / "job.py", *(folder / "privacy").rglob("*.py"), *(folder / "secagg").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            for title, key in re.findall(
+                r"\b(privacy|secure_aggregation|rounds|compression)\.([a-z_]+)", node.value
+            ):
+                seen += 1
+                if key not in {field.name for field in fields(getattr(made, title))}:
+                    wrong.add(f"{path.name}: {title}.{key}")
+    assert not wrong
+    assert seen > 20
