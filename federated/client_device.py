@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from urllib.parse import quote
 
@@ -95,6 +96,8 @@ class Device:
         self._folder = folder
         self._draw = draw
         self._facts = facts or DeviceFacts()
+        if terms.protection.section.mechanism != "none":
+            self._facts = replace(self._facts, examples=0)  # how many it has is data
         self._budget = budget or Budget()
         self._randomness = randomness
         self._began = now

@@ -108,6 +108,7 @@ def build(
         needs_facts=_looks_at_facts(selection),
         patience_s=simulation.patience_s,
         most_reports=protection.most_reports,
+        tells_examples=job.privacy.mechanism == "none",
     )
     made = Simulation(
         store,

@@ -101,7 +101,8 @@ class World:
     ``training`` gives the local training of a version, ``down_bytes`` (client, held version or −1, version) and
     ``up_bytes`` () the sizes of bodies. ``names`` are the clients' ids on the wire, their
     numbers when absent. ``needs_facts`` says whether the selection looks at the device's state. A client that has sent
-    ``most_reports`` takes no further part: its privacy budget is spent. What arrives late was sent, too.
+    ``most_reports`` takes no further part: its privacy budget is spent. What arrives late was sent, too. Without
+    ``tells_examples``, as under a mechanism of privacy, clients do not say how many they have.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class World:
         grain_s: float = 0.5,
         patience_s: float = 86_400.0,
         most_reports: int | None = None,
+        tells_examples: bool = True,
     ) -> None:
         if len(counts) != population.size:
             raise ValueError(f"{population.size} clients, but data of {len(counts)}")
@@ -144,7 +146,7 @@ class World:
         self._free_at = np.where(counts > 0, 0.0, NEVER_S)
         self.held = np.full(population.size, -1, np.int32)
         self.reports = np.zeros(population.size, np.int32)
-        self._most_reports = most_reports
+        self._most_reports, self._tells_examples = most_reports, tells_examples
         self._arrivals = self._arrivals_from(Position())
         desk.create()
 
@@ -355,7 +357,8 @@ class World:
     def _facts(self, client: int) -> DeviceFacts:
         if not self._needs_facts:
             return DeviceFacts()
-        return self._population.facts(client, self.now_s, int(self._counts[client]))
+        examples = int(self._counts[client]) if self._tells_examples else 0
+        return self._population.facts(client, self.now_s, examples)
 
     def _draws(self, clients: list[int]) -> list[float]:
         self._requests += 1

@@ -28,10 +28,12 @@ from federated.privacy.budget import affordable_reports, report_epsilon, terms_o
 from federated.privacy.mechanisms import make_protection
 from federated.privacy.section import PrivacySection
 from federated.rounds import Accepted, Admitted, Refused, Tickets
+from federated.selection import DeviceFacts
+from federated.simulator.arrivals import NobodyComes
 from federated.simulator.build import Built, build
 from federated.simulator.simulation import Row
 from federated.weights import Array
-from federated.wire import encode_model, encode_reply
+from federated.wire import decode_start, encode_model, encode_reply
 from services.federation.assembly import assemble_job
 
 TICKETS = Tickets("job", b"k" * 32)
@@ -224,6 +226,18 @@ class TestDevice:
         # Another clip costs the same: ε is for any two clipped vectors.
         assert isinstance(device(tmp_path, replace(SECTION, clip=2.0)).next(0.0), Call)
 
+    @pytest.mark.parametrize(("section", "told"), [(SECTION, 0), (PrivacySection(), 4321)])
+    def test_how_many_examples_it_has_is_not_told(
+        self, tmp_path: Path, section: PrivacySection, told: int
+    ) -> None:
+        terms = Terms("job", 1, protection=make_protection(section))
+        facts = DeviceFacts(battery=0.5, examples=4321)
+        made = Device("7", terms, Learns(LAYOUT), DeviceFolder(tmp_path), 0.0, lambda: 0.5, facts=facts)
+        call = made.next(0.0)
+        assert isinstance(call, Call)
+        sent = decode_start(call.body, "7").facts
+        assert (sent.battery, sent.examples) == (0.5, told)
+
     def test_no_loss_is_told(self, tmp_path: Path) -> None:
         made = device(tmp_path)
         assert isinstance(to_upload(made, 1), Call)
@@ -327,6 +341,21 @@ def test_noise_changes_what_is_learned_and_a_clip_alone_does_too(tmp_path: Path)
         assert rows[-1].clipped == {"plain": None, "clipped": 1.0, "noised": 1.0}[name]
         found.add(built.simulation.weights.tobytes())
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("privacy", "lets_in"), [({"mechanism": "none"}, False), ({"mechanism": "local_gaussian"}, True)]
+)
+def test_simulated_clients_do_not_tell_either(tmp_path: Path, privacy: dict[str, Any], lets_in: bool) -> None:
+    """A deadline that nobody with examples makes, at speeds below a hundred a second."""
+    selection = {"name": "capability", "deadline_s": 1e-3}
+    built = simulated(tmp_path, privacy, 1, selection=selection, simulation={"patience_s": 1000.0})
+    if lets_in:
+        assert finish(built)[0].valid
+        return
+    with pytest.raises(NobodyComes):
+        finish(built)
+    built.simulation.close()
 
 
 @pytest.mark.parametrize("mechanism", ["local_gaussian", "central_gaussian"])
