@@ -51,6 +51,7 @@ from federated.rounds.messages import (
     UploadRequest,
 )
 from federated.secagg.quantise import Perturb, ValuesRefused
+from federated.secagg.updates import start_digest
 from federated.selection import DeviceFacts
 from federated.weights import Array
 from federated.wire import decode_model, decode_reply, digest_of, encode_start, encode_upload
@@ -214,7 +215,10 @@ class Device:
         if self._secure is not None:
             assert self._terms.secure is not None
             try:
-                update, sent = mask_update(self._terms.secure, self._secure, update, sent, self._noise())
+                about = start_digest(start, self._instructions, self._server)
+                update, sent = mask_update(
+                    self._terms.secure, self._secure, update, sent, about, self._noise()
+                )
             except ValuesRefused as error:
                 self._stand_aside(now, f"what was learned cannot be masked: {error}")
                 return

@@ -9,7 +9,7 @@ import numpy as np
 from federated.client_folder import DeviceFolder
 from federated.compression import BaseUnknown, BodyRefused, Grid, Held, difference, receive
 from federated.weights import Array
-from federated.wire import ReceivedModel
+from federated.wire import ReceivedModel, digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,13 @@ class HeldModel:
 
     def _plain(self, version: int, base: int, model: bytes) -> Array:
         if base:
-            if not isinstance(self._held, _Plain) or self._held.version != base - 1 or model:
-                raise BaseUnknown(f"version {base - 1} is not held")
+            # A damaged file, or a job of this name that began anew, would else be trained from for ever.
+            if (
+                not isinstance(self._held, _Plain)
+                or self._held.version != base - 1
+                or digest_of(self._held.vector.astype("<f4").tobytes()) != model
+            ):
+                raise BaseUnknown(f"version {base - 1} is not held, or not as the server has it")
             return self._held.vector
         if len(model) != 4 * self._size:
             raise BodyRefused(f"{len(model)} bytes are not {self._size} float32")

@@ -117,9 +117,9 @@ class SecureRound:
         """Whether the masked vector is what the servers wait for."""
         return self._delivered and self.stage is Stage.MASKED
 
-    def mask(self, values: Integers) -> bytes:
-        """The body of the upload for ``values`` int64 [L]."""
-        return self._client.mask(values)
+    def mask(self, values: Integers, about: bytes) -> bytes:
+        """The body of the upload for ``values`` int64 [L], learned from what ``about`` is the digest of."""
+        return self._client.mask(values, about=about)
 
     def uploaded(self) -> Next:
         """The masked vector is counted."""
@@ -148,13 +148,15 @@ def mask_update(
     current: SecureRound,
     update: Update,
     sent: EncodedUpdate,
+    about: bytes,
     perturb: Perturb | None = None,
 ) -> tuple[Update, EncodedUpdate]:
     """``update``, of which servers would read ``sent``, as an upload that tells nothing by itself: how much the device
-    learned from, and how well, is in the masked sum alone. Raises ValuesRefused."""
+    learned from, and how well, is in the masked sum alone. ``about``: the ``start_digest`` of what it started from.
+    Raises ValuesRefused."""
     ring = terms.masked.ring_update(replace(update, vectors=sent.decoded), current.iteration, perturb)
     told = Update(update.vectors, 1, 1, 0.0)
-    return told, EncodedUpdate(current.mask(ring.values), ring.read, sent.residuals)
+    return told, EncodedUpdate(current.mask(ring.values, about), ring.read, sent.residuals)
 
 
 def begin_round(

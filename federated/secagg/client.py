@@ -163,10 +163,12 @@ class Client:
             self.close()
         return answer
 
-    def mask(self, values: npt.NDArray[np.int64], threads: int = 1) -> bytes:
+    def mask(self, values: npt.NDArray[np.int64], threads: int = 1, about: bytes = b"") -> bytes:
         """``values`` int64 [L] masked: the body of the upload. Once only, since two vectors under one mask give their
-        difference away: keep the body until it is counted. Raises RuntimeError at any other time, ValueError for
-        another length and RingRefused for a value that does not fit."""
+        difference away: keep the body until it is counted. Masks cancel among those who say the same ``about``: the
+        model that their values came of. Else a server could give all but one a model of which it knows what they will
+        send, and read that one's values from the sum. Raises RuntimeError at any other time, ValueError for another
+        length and RingRefused for a value that does not fit."""
         secrets, ring = self._alive(), self.plan.ring
         if self._masked or self._due != (wire.Survivors,):
             raise RuntimeError(
@@ -178,7 +180,7 @@ class Client:
         seeds = [(secrets.seed, 1)]
         for other in sorted(set(self._around.partners).intersection(self._sharers)):
             entry = self._entries[other]
-            agreed = self._agree(secrets.masking, entry, entry.advertisement.masking, "mask")
+            agreed = self._agree(secrets.masking, entry, entry.advertisement.masking, "mask", about)
             seeds.append((agreed, 1 if self._position < other else -1))
         add_masks(words, seeds, ring, threads)
         self._masked = True
@@ -414,9 +416,11 @@ class Client:
             )
         return secrets.pairs[entry.position]
 
-    def _agree(self, own: AgreementKey, entry: RosterEntry, public: bytes, purpose: str) -> bytes:
+    def _agree(
+        self, own: AgreementKey, entry: RosterEntry, public: bytes, purpose: str, about: bytes = b""
+    ) -> bytes:
         try:
-            return own.agree(public, self.context.pair(purpose, self.name, entry.name))
+            return own.agree(public, self.context.pair(purpose, self.name, entry.name) + about)
         except KeyRefused as error:
             self._stop("bad_key", f"a key of {entry.name}: {error}")
 

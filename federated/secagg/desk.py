@@ -191,15 +191,17 @@ class SecAggDesk:
             raise LookupError(f"no masked vector of {client}")
         return body
 
-    def masks(self) -> Unmasking:
-        """The masks to add to the sum, from what the clients answered. Raises SumLost, also when it is too early."""
+    def masks(self, about: bytes = b"") -> Unmasking:
+        """The masks to add to the sum, from what the clients answered; ``about`` as in ``Client.mask``. Raises SumLost,
+        also when it is too early."""
         board = self._revealing()
-        return board.masks(self._unmaskings)
+        return board.masks(self._unmaskings, about)
 
-    def reveal(self, total: Words, threads: int = 1) -> Revealed:
-        """``total`` (the survivors' words [L] added up; not changed) without its masks. Raises SumLost."""
+    def reveal(self, total: Words, threads: int = 1, about: bytes = b"") -> Revealed:
+        """``total`` (the survivors' words [L] added up; not changed) without its masks; ``about`` as in
+        ``Client.mask``. Raises SumLost."""
         board = self._revealing()
-        return board.unmask(total, self._unmaskings, threads)
+        return board.unmask(total, self._unmaskings, threads, about)
 
     # How it is kept.
 

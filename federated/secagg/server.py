@@ -223,18 +223,20 @@ class Board:
 
     # The sum.
 
-    def unmask(self, total: Words, unmaskings: Mapping[int, bytes], threads: int = 1) -> Revealed:
+    def unmask(
+        self, total: Words, unmaskings: Mapping[int, bytes], threads: int = 1, about: bytes = b""
+    ) -> Revealed:
         """``total`` (the survivors' masked words [L] added up; not changed) without its masks; ``unmaskings`` by
-        position. Raises SumLost."""
-        found = self.masks(unmaskings)
+        position, ``about`` as in ``Client.mask``. Raises SumLost."""
+        found = self.masks(unmaskings, about)
         words = total.copy()
         add_masks(words, found.seeds, self.plan.ring, threads)
         reduced = self.plan.ring.reduced(words)
         return Revealed(reduced, len(found.seeds), found.agreements, found.liars, found.unread)
 
-    def masks(self, unmaskings: Mapping[int, bytes]) -> Unmasking:
+    def masks(self, unmaskings: Mapping[int, bytes], about: bytes = b"") -> Unmasking:
         """The masks whose sum, added to that of the survivors' vectors, leaves their values: several servers may each
-        add a part of them. Raises SumLost."""
+        add a part of them. ``about`` as in ``Client.mask``. Raises SumLost."""
         survivors = set(wire.positions_of(self.survivors, self.clients))
         shares = self._shares(unmaskings)
         secrets, liars = self._secrets(shares, sorted(unmaskings), survivors)
@@ -250,7 +252,7 @@ class Board:
                     continue
                 peer = self.entries[other]
                 agreed = key.agree(
-                    peer.advertisement.masking, self.context.pair("mask", entry.name, peer.name)
+                    peer.advertisement.masking, self.context.pair("mask", entry.name, peer.name) + about
                 )
                 seeds.append((agreed, -1 if other < position else 1))
                 agreements += 1

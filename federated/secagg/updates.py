@@ -7,14 +7,16 @@ the ring holds values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from federated.compression import Scheme
-from federated.device import Update
+from federated.device import Instructions, Update
 from federated.layout import Layout
 from federated.payload import shared_seed
 from federated.privacy.calibration import DistributedNoise, noise_bound
@@ -177,6 +179,17 @@ def masked_updates(
             "the masks off: raise rounds.update_model_ratio, or lower secure_aggregation.threshold or colluding"
         )
     return MaskedUpdates(Quantiser(ring, plan), strategy, layout, scheme, seed)
+
+
+def start_digest(weights: Array, instructions: Instructions, vectors: Mapping[str, Array]) -> bytes:
+    """What devices train from in an iteration, in 32 bytes: the weights [D], what they are asked to do, and the
+    server's vectors [D] by name. All devices of a sum must have been given the same."""
+    digest = hashlib.blake2b(digest_size=32)
+    for name, part in [("weights", weights), *sorted(vectors.items())]:
+        digest.update(len(name).to_bytes(2, "little") + name.encode())
+        digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part, "<f4").tobytes())
+    digest.update(repr(sorted(asdict(instructions).items())).encode())
+    return digest.digest()
 
 
 def _at(contribution: Contribution, places: Integers) -> Contribution:

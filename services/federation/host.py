@@ -69,7 +69,14 @@ class Host:
         self.secure: SecureRounds | None = None
         if job.masked is not None:
             self.secure = SecureRounds(
-                store, job, job.masked, self.desk, metrics, clock, lambda: self.aggregator.wake.set()
+                store,
+                job,
+                job.masked,
+                self.desk,
+                metrics,
+                clock,
+                self._versions.start_digest,
+                lambda: self.aggregator.wake.set(),
             )
         self.aggregator = Aggregator(store, job, self.desk, name, clock, secure=self.secure)
         self._stop = threading.Event()

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 
 class SecureRounds:
-    """Of one job, in one process. ``wake`` is called when masks can come off. Raises StoreUnavailable and JobUnknown
-    throughout."""
+    """Of one job, in one process. ``started`` gives the ``start_digest`` of a version; ``wake`` is called when masks
+    can come off. Raises StoreUnavailable and JobUnknown throughout."""
 
     def __init__(
         self,
@@ -55,11 +55,12 @@ class SecureRounds:
         desk: Desk,
         metrics: FederationMetrics,
         clock: Callable[[], float],
+        started: Callable[[int], bytes],
         wake: Callable[[], None],
     ) -> None:
         self.masked = masked
         self._store, self._job, self._rounds = store, job, desk
-        self._metrics, self._clock, self._wake = metrics, clock, wake
+        self._metrics, self._clock, self._started, self._wake = metrics, clock, started, wake
         self._session = Session(masked.plan)
         # Keys that nobody certified are refused here: among clients they would stop everybody.
         told = job.secure.registrar
@@ -167,10 +168,10 @@ class SecureRounds:
 
     def reveal(self, iteration: int, total: Words, hold: Callable[[], None]) -> None:
         """Take the masks off ``total`` [L], the sum of all counted vectors, in place. ``hold`` is called now and then:
-        many dropouts cost many masks. Raises MasksStay."""
+        many dropouts cost many masks. Raises MasksStay and VersionGone."""
         began = time.perf_counter()
         try:
-            found = self._desk(iteration).masks()
+            found = self._desk(iteration).masks(self._started(self._rounds.header().version))
         except SumLost as error:
             raise MasksStay(f"too few shares: {error}") from error
         if found.liars:

@@ -13,9 +13,10 @@ from federated.compression import Held, difference, receive, snap
 from federated.device import Instructions
 from federated.privacy.server import instructions_of
 from federated.rounds import Desk, Keys, Store, read
+from federated.secagg.updates import start_digest
 from federated.strategies import ServerState
 from federated.weights import Array
-from federated.wire import digest_of, encode_model
+from federated.wire import decode_model, digest_of, encode_model
 from services.federation.hosted import HostedJob
 
 KEPT: Final = 8
@@ -94,7 +95,7 @@ class Versions:
 
     def download(self, version: int, base: int | None) -> tuple[Literal["whole", "difference"], bytes]:
         """``version`` as a ModelFrame, for a client that holds version ``base``, and in which form. Without a grid the
-        model is float32, and nothing where the client holds it already. On the wire bases count from 1, 0 is none.
+        model is float32, and its digest where the client holds it already. On the wire bases count from 1, 0 is none.
         Raises VersionGone when neither this server nor the store has it any more, and StoreUnavailable."""
         with self._lock:
             if version not in self._kept:
@@ -105,11 +106,21 @@ class Versions:
             return "whole", encode_model(version, 0, found.whole, found.instructions, found.vectors)
         return "difference", encode_model(version, base + 1, shorter, found.instructions, found.vectors)
 
+    def start_digest(self, version: int) -> bytes:
+        """What devices that were handed ``version`` say that they started from. Raises as ``download``."""
+        _, body = self.download(version, None)
+        read_, grid = decode_model(body, self._job.layout.size), self._job.grid
+        if grid is None:
+            weights = np.frombuffer(read_.model, "<f4").astype(np.float32)
+        else:
+            weights = receive(grid, read_.model).vector(grid)
+        return start_digest(weights, read_.instructions, read_.vectors)
+
     def _shorter(self, version: int, found: _Version, base: int) -> bytes | None:
         """What is shorter than the whole model for a client that holds ``base``, if anything is."""
         grid = self._job.grid
         if grid is None:
-            return b"" if base == version else None
+            return digest_of(found.whole) if base == version else None
         if base not in self._kept or found.held is None:
             return None
         if base not in found.differences:

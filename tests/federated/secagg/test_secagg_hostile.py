@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -459,6 +460,34 @@ def test_another_rounds_messages_open_nothing() -> None:
     draws = {name: fixed(name) for name in given}
     found = Local(on, given, context=Context("job", 2), draws=draws, touch=replay).run()
     assert set(found.stopped.values()) == {"bad_sealed"}
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "secagg+"])
+def test_a_model_that_one_client_alone_was_given_leaves_the_masks_on(protocol: str) -> None:
+    """A server that knows what the others send for a model of its choice would read the victim's values from the sum;
+    it learns nothing, whichever model it takes the masks of the dropped for."""
+    on = of(protocol, True)
+    given = inputs(on)
+    victims = given[VICTIM].copy()
+    for name in given:
+        given[name] = victims if name == VICTIM else np.zeros_like(victims)
+    gone = {"client-7": Stage.MASKED} if protocol == "secagg" else {}
+    for one, reads in ((b"same", True), (b"other", False)):
+        local = Local(on, given, gone)
+        local.desk().create(0.0, on.most)
+        for name in given:
+            local._begin(name)
+        for name, client in local.clients.items():
+            about = one if name == VICTIM else b"same"
+            client.mask = partial(client.mask, about=about)  # type: ignore[method-assign]
+        for stage in on.stages:
+            local.answer(stage)
+        desk, total = local.desk(), on.ring.zeros(on.length)
+        for name in desk.survivors():
+            on.ring.add_into(total, on.ring.unpack(desk.masked(name), on.length))
+        found = [on.ring.signed(desk.reveal(total, about=about).words) for about in (b"same", b"other")]
+        assert (found[0] == victims).all() == reads
+        assert reads or not (found[1] == victims).any()
 
 
 def test_a_malicious_plan_needs_identities() -> None:

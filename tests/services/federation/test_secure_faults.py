@@ -253,6 +253,34 @@ def test_a_server_that_swaps_a_key_is_found_out_and_told_nothing_more(tmp_path: 
         assert asked[-1].method == "GET"
 
 
+def test_a_server_that_hands_one_device_another_model_learns_no_sum(tmp_path: Path) -> None:
+    made = job(
+        clients=4,
+        iterations=2,
+        rounds={"update_model_ratio": "1.0"},
+        secure_aggregation={"protocol": "secagg", "colluding": 0.0, "dropouts": 0.1, "stage_window_s": 20.0},
+    )
+    touched = 0
+
+    def other(client: str, call: Call, answer: Answer) -> Answer:
+        nonlocal touched
+        if client != "3" or "/models/" not in call.path or touched:
+            return answer
+        touched += 1
+        body = answer.body[:-1] + bytes([answer.body[-1] ^ 0x80])  # the sign of one weight
+        return Answer(answer.status, body, answer.headers, answer.sent, answer.received)
+
+    with servers(tmp_path) as running:
+        url = running[0][1]
+        create(url, made)
+        Touched("job", [url], tmp_path / "devices", after=other).run(CLIENTS[:4])
+        assert touched == 1
+        wait_for(url, phase="finished", valid=1, invalid=1)
+        first, second = ask(url, "GET", "/v1/fl/jobs/job/rounds")["rounds"]
+        assert (first["valid"], second["valid"]) == (False, True)
+        assert "spoilt sum" in first["detail"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("stage", ["share", "masked"])
