@@ -50,6 +50,10 @@ class PeerFault(Exception):
         self.peer, self.rule, self.detail = peer, rule, detail
         super().__init__(f"{peer}: {rule}: {detail}")
 
+    def __reduce__(self) -> tuple[type[PeerFault], tuple[str, str, str]]:
+        # A worker's process raises it too, and an exception is otherwise rebuilt from its message alone.
+        return type(self), (self.peer, self.rule, self.detail)
+
 
 class PeerAborted(PeerFault):
     """``peer`` ended its part; ``detail`` is its reason."""

@@ -22,23 +22,33 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-def fit_edges(features: Floats, bins: int) -> tuple[Floats, ...]:
+def fit_edges(features: Floats, bins: int, least: int = 1) -> tuple[Floats, ...]:
     """For each column of features [N, F] (NaN: missing) up to ``bins - 1`` rising edges, rows on both sides of each.
 
-    Few different values: midpoints between them; else quantiles.
+    Few different values: midpoints between them; else quantiles. Then bins of fewer than ``least`` rows are joined with
+    their neighbours: sums of two candidates differ by a bin, and a bin of one row would tell which row it is.
     """
-    return tuple(_edges_of(column[~np.isnan(column)], bins) for column in features.T)
+    return tuple(_edges_of(column[~np.isnan(column)], bins, least) for column in features.T)
 
 
-def _edges_of(values: Floats, bins: int) -> Floats:
+def _edges_of(values: Floats, bins: int, least: int) -> Floats:
     different = np.unique(values)
+    if not len(different):
+        return different
     if len(different) <= bins:
         # Half of each: the sum of two large values may be infinite.
         middle = different[:-1] / 2 + different[1:] / 2
         edges: Floats = np.unique(middle[middle < different[1:]])
     else:
         edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1], method="lower"))
-    return edges[edges < different[-1]] if len(different) else edges
+    edges = edges[edges < different[-1]]
+    below = np.searchsorted(np.sort(values), edges, side="right")
+    kept: list[int] = []
+    for place, count in enumerate(below.tolist()):
+        before = int(below[kept[-1]]) if kept else 0
+        if count - before >= least and len(values) - count >= least:
+            kept.append(place)
+    return edges[kept]
 
 
 def encode(features: Floats, edges: tuple[Floats, ...]) -> Codes:
@@ -97,13 +107,17 @@ class Candidates:
         return sums
 
 
-def candidates_of(codes: Codes, edges: tuple[Floats, ...]) -> Candidates:
-    """All candidates of columns with these codes [N, F]; ``missing_left`` ones only where a value is missing."""
+def candidates_of(codes: Codes, edges: tuple[Floats, ...], least: int = 1) -> Candidates:
+    """All candidates of columns with these codes [N, F]; ``missing_left`` ones only where ``least`` values are missing.
+
+    Where fewer are, they go right.
+    """
     rows: list[tuple[int, int, bool]] = []
     for feature, own in enumerate(edges):
-        missing = bool((codes[:, feature] == MISSING).any())
+        count = int((codes[:, feature] == MISSING).sum())
+        missing = count >= least
         # What is missing alone is a split only beside values.
-        if missing and bool((codes[:, feature] != MISSING).any()):
+        if missing and len(codes) - count >= least:
             rows.append((feature, MISSING, True))
         for edge in range(len(own)):
             rows.append((feature, edge, False))

@@ -124,9 +124,9 @@ def make_guest(options: BoostingOptions, setup: Setup) -> Make:
     if len(table) > MOST_ROWS:
         raise ValueError(f"{len(table)} rows, at most {MOST_ROWS}")
     objective, targets = fit_objective(table.labels, options.loss)
-    edges = fit_edges(table.features, options.bins)
+    edges = fit_edges(table.features, options.bins, options.least_rows)
     codes = encode(table.features, edges)
-    candidates = candidates_of(codes, edges)
+    candidates = candidates_of(codes, edges, options.least_rows)
     hosts = setup.named("host")
 
     def make(state: bytes | None) -> Role[PartResult]:

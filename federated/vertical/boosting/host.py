@@ -79,9 +79,9 @@ def make_host(options: BoostingOptions, setup: Setup, draw: Draw = os.urandom) -
     table = setup.table
     if table is None:
         raise ValueError("a host needs a table")
-    edges = fit_edges(table.features, options.bins)
+    edges = fit_edges(table.features, options.bins, options.least_rows)
     codes = encode(table.features, edges)
-    candidates = candidates_of(codes, edges)
+    candidates = candidates_of(codes, edges, options.least_rows)
     if len(candidates) > MOST_CANDIDATES:
         raise ValueError(f"{len(candidates)} ways to split, at most {MOST_CANDIDATES}: take fewer bins")
 

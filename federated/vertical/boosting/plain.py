@@ -55,9 +55,9 @@ def boost(
     features: Floats, labels: Floats, *, trees: int, depth: int, bins: int, rule: Rule, loss: str
 ) -> PlainModel:
     """Train on features [N, F] (NaN: missing), labels [N]. Raises ValueError for labels that do not fit ``loss``."""
-    edges = fit_edges(features, bins)
+    edges = fit_edges(features, bins, rule.least_rows)
     codes = encode(features, edges)
-    candidates = candidates_of(codes, edges)
+    candidates = candidates_of(codes, edges, rule.least_rows)
     objective, targets = fit_objective(labels, loss)
     scores = np.tile(objective.base, (len(labels), 1))
     splits, grown = Splits(), []
