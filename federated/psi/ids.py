@@ -100,12 +100,17 @@ class Ids:
     @property
     def complaint(self) -> str:
         """What a person should know of the rows that were left out; empty where none were."""
-        parts = []
-        if self.empty.count:
-            parts.append(f"rows without an id: {self.empty}")
-        if self.repeated.count:
-            parts.append(f"rows whose id stood before: {self.repeated}")
-        return "; ".join(parts)
+        return complaint_of(self.empty, self.repeated)
+
+
+def complaint_of(empty: Named, repeated: Named) -> str:
+    """What a person should know of rows without an id, and of rows whose id stood before; empty without any."""
+    parts = []
+    if empty.count:
+        parts.append(f"rows without an id: {empty}")
+    if repeated.count:
+        parts.append(f"rows whose id stood before: {repeated}")
+    return "; ".join(parts)
 
 
 def normalise(texts: Iterable[str], rule: IdRule) -> Ids:
@@ -126,7 +131,7 @@ def normalise(texts: Iterable[str], rule: IdRule) -> Ids:
         if not value:
             empty.add(row, text[:40])
         elif value in seen:
-            repeated.add(row, text[:40])
+            repeated.add(row, value.decode()[:40])
         else:
             seen.add(value)
             values.append(value)

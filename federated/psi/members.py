@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from federated.psi.hashing import MOST_IDS, Rows, secret_order, tags
-from federated.psi.ids import EXAMPLES, IdRefused, IdRule, Ids, IdsRefused, Named
+from federated.psi.ids import EXAMPLES, IdRefused, IdRule, Ids, IdsRefused, Named, complaint_of
 
 BUCKETS: Final = 256
 _RECORD: Final = struct.Struct("<QH")
@@ -136,7 +136,7 @@ class SpooledMembers:
 
     def __init__(self, folder: Folder, counts: list[int], empty: Named, repeated: Named) -> None:
         self._folder, self._ends = folder, np.cumsum(counts)
-        self.empty, self.repeated = empty, repeated
+        self.complaint = complaint_of(empty, repeated)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

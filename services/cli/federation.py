@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli import attack, joining, rounds, signing, simulate, teach, vertical
+from services.cli import attack, epsilon, joining, psi, rounds, signing, simulate, teach, vertical
 from services.cli.groups import group
 
 app = group("Federated learning: simulate it here, or run its servers and clients.")
@@ -13,4 +13,6 @@ joining.register(app)
 signing.register(app)
 teach.register(app)
 attack.register(app)
+epsilon.register(app)
+app.add_typer(psi.app, name="psi")
 app.add_typer(vertical.app, name="vertical")

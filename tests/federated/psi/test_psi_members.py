@@ -27,7 +27,7 @@ def test_spooled_are_those_of_memory(texts: list[str], chunk: int, first: int) -
     (one, rows), (other, other_rows) = memory.take(positions), spooled.take(positions)
     assert one == other
     assert rows.tolist() == other_rows.tolist()
-    assert (spooled.empty, spooled.repeated.count) == (ids.empty, ids.repeated.count)
+    assert spooled.complaint == ids.complaint
 
 
 def test_spooling_refuses_what_is_no_id() -> None:
