@@ -49,8 +49,8 @@ KIND: Final = Kind(
         "width": "how many rows and features the sender has",
         "share": "nothing: the host's predictors of a batch, encrypted under a key that the guest has not",
         "residual": "with a coordinator nothing: encrypted under its key; between two, residuals under masks that are "
-        "noise to the host, up to the figure row_mask_distance",
-        "masked": "the key holder decrypts noise: every slot has a mask of its own, up to the figure mask_distance; "
+        "noise to the host, up to 2^row_mask_distance_log2",
+        "masked": "the key holder decrypts noise: every slot has a mask of its own, up to 2^mask_distance_log2; "
         "nobody sees a gradient of another party",
         "gradient": "the receiver's own gradient of a batch, with the key holder's noise",
         "penalty": "nothing: the host's L2 term, encrypted",

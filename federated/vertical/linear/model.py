@@ -93,7 +93,9 @@ class GuestModel:
         for name in self.hosts:
             share = partials[name]
             if share.dtype != np.float64 or share.shape != total.shape or not np.isfinite(share).all():
-                raise PeerFault(name, "share", f"{share.dtype} {share.shape} for {len(total)} rows")
+                raise PeerFault(
+                    name, "malformed", f"a share of {share.dtype} {share.shape} for {len(total)} rows"
+                )
             total = total + share
         return self._answer(total)
 

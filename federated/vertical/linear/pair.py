@@ -17,6 +17,7 @@ alone holds a key and hosts send predictors in the clear.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 from typing import Any
@@ -136,7 +137,11 @@ def guest(
 
 
 def _figures(plan: Plan, own: Own) -> dict[str, float | int | str]:
-    return plan.figures(own.width) | told(own) | {"row_mask_distance": plan.row_distance()}
+    return (
+        plan.figures(own.width)
+        | told(own)
+        | {"row_mask_distance_log2": round(math.log2(plan.row_distance()), 1)}
+    )
 
 
 def _meet(

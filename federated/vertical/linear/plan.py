@@ -95,8 +95,8 @@ class Plan:
             "batches": len(self.batches.rows),
             "features": features,
             "mask_bits": int(math.log2(self.masks.reach)),
-            "mask_distance": self.slot_distance(features),
-            "noise_over_error": self.flooding,
+            "mask_distance_log2": round(math.log2(self.slot_distance(features)), 1),
+            "noise_over_error": round(self.flooding, 1),
         }
 
 
@@ -130,8 +130,8 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The guest's labels as they are learned, [N]: those of a linear regression standardised by ``mean`` and
-    ``deviation``."""
+    """The guest's labels as they are learned, [N]: 0 and 1, or those of a linear regression standardised by ``mean``
+    and ``deviation``."""
 
     scaled: Values
     mean: float = 0.0
@@ -140,7 +140,7 @@ class Labels:
     @classmethod
     def of(cls, labels: Values, options: LinearOptions) -> Labels:
         if options.family == "logistic":
-            return cls(labels)
+            return cls((labels == labels.max()).astype(np.float64))
         mean, deviation = float(labels.mean()), float(labels.std())
         return cls((labels - mean) / deviation, mean, deviation)
 
@@ -156,8 +156,11 @@ def own_table(setup: Setup, options: LinearOptions, guest: bool) -> Table:
         return table
     if table.labels is None:
         raise ValueError(f"{setup.me} is the guest and has no labels")
-    if options.family == "logistic" and set(np.unique(table.labels).tolist()) != {0.0, 1.0}:
-        raise ValueError("labels of a logistic regression are 0 and 1, both present")
+    if options.family == "logistic" and set(np.unique(table.labels).tolist()) not in (
+        {0.0, 1.0},
+        {-1.0, 1.0},
+    ):
+        raise ValueError("labels of a logistic regression are 0 and 1, or -1 and 1, both present")
     if options.family == "linear" and not float(np.std(table.labels)) > 0:
         raise ValueError("all labels are the same number")
     return table

@@ -119,6 +119,16 @@ class TestTraining:
         assert set(epochs.values()) == {len(twin(options, given).losses)}
         assert 2 < epochs["guest"] < 20
 
+    def test_labels_of_minus_one_and_one_are_the_same_job(self) -> None:
+        given = tables(1)
+        guest = given["guest"]
+        assert guest.labels is not None
+        signs = given | {"guest": replace(guest, labels=2 * guest.labels - 1)}
+        one, other = twin(TAYLOR, given), twin(TAYLOR, signs)
+        assert one.losses == other.losses
+        outcome = run(replace(TAYLOR, epochs=1), signs)
+        assert outcome.results["guest"].figures["loss"] == pytest.approx(one.losses[0], abs=2e-3)
+
     def test_the_parts_answer_together_what_the_weights_say(self) -> None:
         given = tables(2)
         outcome = run(TAYLOR, given)

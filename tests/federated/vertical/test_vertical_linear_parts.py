@@ -216,7 +216,7 @@ class TestModel:
         "share", [np.zeros(3), np.zeros(2, np.float32), np.array([0.0, np.nan]), np.zeros((2, 1))]
     )
     def test_shares_that_no_honest_host_has(self, share: np.ndarray) -> None:
-        with pytest.raises(PeerFault, match="i: share"):
+        with pytest.raises(PeerFault, match="i: malformed"):
             self.guest().combine(np.zeros((2, 2)), {"h": np.zeros(2), "i": share})
 
     def test_a_missing_share(self) -> None:

@@ -1,0 +1,70 @@
+"""A joint regression between processes, any of which is killed on the way."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
+
+from federated.vertical.linear.options import LinearOptions
+from federated.vertical.linear.twin import train_plain
+from federated.vertical.tables import Table, write_csv
+from tests.support.vertical import PartyProcess, party_files
+
+pytestmark = pytest.mark.slow
+
+ROLES = {"bank": "guest", "shop": "host", "keeper": "coordinator"}
+ROWS, EPOCHS = 120, 15
+
+
+def files_of(folder: Path) -> tuple[dict[str, Path], Table, Table]:
+    """The parties' files for one job, and the tables in them."""
+    options = {"surrogate": "taylor", "epochs": EPOCHS, "batch": 40, "tolerance": 0.0}
+    files = party_files(folder, ROLES, listening=("bank", "keeper"), options=options)
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((2, ROWS, 3))
+    labels = (features.sum(axis=(0, 2)) + rng.logistic(size=ROWS) > 0).astype(float)
+    ids = tuple(str(row) for row in range(ROWS))
+    guest, host = Table(ids, features[0], ("a", "b", "c"), labels), Table(ids, features[1], ("d", "e", "f"))
+    write_csv(guest, folder / "bank" / "rows.csv")
+    write_csv(host, folder / "shop" / "rows.csv")
+    for file in files.values():
+        file.write_text(file.read_text().replace('what = "sums"', 'what = "linear"'))
+    keeper = files["keeper"]
+    keeper.write_text(keeper.read_text().replace('[data]\npath = "rows.csv"\n', ""))
+    return files, guest, host
+
+
+@pytest.mark.parametrize("victim", ROLES)
+def test_a_killed_party_comes_back_and_the_weights_are_those_in_the_clear(
+    tmp_path: Path, victim: str
+) -> None:
+    files, guest, host = files_of(tmp_path)
+    running = {name: PartyProcess(file) for name, file in files.items()}
+    try:
+        # Three batches an epoch: the fifth has begun.
+        while running["keeper"].until("done")["done"] < 13:
+            pass
+        running[victim].kill()
+        time.sleep(0.3)
+        running[victim] = PartyProcess(files[victim])
+        reports = {name: one.until("report")["report"] for name, one in running.items()}
+    finally:
+        for one in running.values():
+            one.kill() if one.process.poll() is None else one.close()
+    survivor = next(name for name in ROLES if name != victim)
+    assert reports[survivor]["attempts"] == 2
+    options = LinearOptions(surrogate="taylor", epochs=EPOCHS, batch=40, tolerance=0.0)
+    plain = train_plain(guest, [host], options, 0)
+    for report in reports.values():
+        assert report["figures"]["epochs"] == EPOCHS
+        assert report["figures"]["loss"] == pytest.approx(plain.losses[-1], abs=2e-3)
+    # From a checkpoint, not from the beginning: fewer batches than two whole runs would have.
+    masked = [
+        one for one in reports["keeper"]["received"] if one["kind"] == "masked" and one["from"] != victim
+    ]
+    assert all(one["messages"] < 3 * (EPOCHS + 3) for one in masked)
