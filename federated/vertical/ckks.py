@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
@@ -280,8 +280,8 @@ class Sealer:
         found.scale = scale
         return found
 
-    def hide(self, cipher: sealapi.Ciphertext, masks: Values) -> sealapi.Ciphertext:
-        """``cipher`` as it may go to the key's holder: plus ``masks`` [slots], re-randomised.
+    def hide(self, cipher: sealapi.Ciphertext, masks: Iterable[Values]) -> sealapi.Ciphertext:
+        """``cipher`` as it may go to the key's holder: plus each of ``masks`` [slots], re-randomised.
 
         The masks fill every slot, so what the holder decrypts, the errors included, is covered by them; the fresh
         encryption of zero covers the second polynomial, from which a holder who remembers what it sent could otherwise
@@ -289,7 +289,9 @@ class Sealer:
         """
         scheme = self.scheme
         fresh = scheme.add(cipher, self.zero(scheme.level(cipher), cipher.scale))
-        return scheme.plus(fresh, masks)
+        for part in masks:
+            fresh = scheme.plus(fresh, part)
+        return fresh
 
 
 class Opener:

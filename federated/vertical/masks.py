@@ -1,9 +1,11 @@
 """Masks that hide what a CKKS key holder decrypts, and come off exactly.
 
-CKKS's masks cannot be uniform over the modulus, since they are encoded as float64. They are integers of 52 bits on a
-grid of 2^-g: as wide as float64 carries, with g chosen by the precision that is asked for and by the room that the
+CKKS's masks cannot be uniform over the modulus, since they are encoded as float64. A mask here is a whole number of 52
+bits, as wide as float64 carries, on a grid of 2^-g, and a part of one step, encoded on its own: without it what lies
+between the grid's points would stand open. g follows from the precision that is asked for and from the room that the
 modulus has. A slot's value v is then hidden up to a statistical distance of at most |v| / 2^(52 - g), the distance of
-uniform numbers from the same ones shifted by v; distances add over slots and rounds.
+uniform numbers from the same ones shifted by v; distances add over slots and rounds. (That the encoder's own rounding
+of a mask leaves it uniform is a heuristic: it depends on all slots' masks and is a quarter of a step.)
 
 The holder returns sums of slots as integers on the same grid, modulo 2^64: sums of masks come off without rounding.
 """
@@ -31,6 +33,15 @@ of rounding; measured .5)."""
 
 Integers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Masks in steps of the grid: ``whole`` [n], uniform integers of ``BITS`` bits, and ``part`` [n], uniform within
+    plus and minus one half. They are added one after the other: their sum does not fit a float64."""
+
+    whole: Integers
+    part: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +79,19 @@ class Masks:
         ``value``, and pure noise."""
         return min(1.0, slots * value / (2 * self.reach))
 
-    def draw(self, count: int, draw: Draw) -> Integers:
-        """``count`` uniform integers of ``BITS`` bits, from ``draw``."""
-        raw = np.frombuffer(draw(8 * count), np.int64)
-        return raw >> (64 - BITS)
+    def draw(self, count: int, draw: Draw) -> Drawn:
+        """``count`` masks from ``draw``."""
+        raw = np.frombuffer(draw(16 * count), np.int64)
+        part = np.ldexp((raw[count:] >> 11).astype(np.float64), -53)
+        return Drawn(raw[:count] >> (64 - BITS), part)
 
-    def values(self, integers: Integers) -> Values:
-        """Integers on the grid as the numbers they stand for."""
-        return np.ldexp(integers.astype(np.float64), -self.grid)
+    def values(self, steps: Integers | Values) -> Values:
+        """Steps of the grid as the numbers they stand for."""
+        return np.ldexp(steps.astype(np.float64), -self.grid)
+
+    def split(self, drawn: Drawn) -> tuple[Values, Values]:
+        """Two numbers for each mask, which together are it."""
+        return self.values(drawn.whole), self.values(drawn.part)
 
     def integers(self, values: Values) -> Integers:
         """Numbers as integers on the grid. They must be in range (``check``)."""

@@ -9,13 +9,16 @@ after another; copy j is multiplied by feature j, so one product gives as many f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Slots = TypeVar("Slots", Integers, Values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,11 @@ class Batches:
             found.append(slots)
         return found
 
-    def sums(self, terms: list[Integers], features: int) -> Integers:
-        """Each feature's sum over the rows [F], modulo 2^64, from the slots of its ciphertexts."""
+    def sums(self, terms: Sequence[Slots], features: int) -> Slots:
+        """Each feature's sum over the rows [F] from the slots of its ciphertexts; of integers modulo 2^64."""
         used = self.copies * self.stride
         blocks = [part[:used].reshape(self.copies, self.stride) for part in terms]
-        found: Integers = np.concatenate(blocks).sum(axis=1)[:features]
+        found: Slots = np.concatenate(blocks).sum(axis=1)[:features]
         return found
 
 

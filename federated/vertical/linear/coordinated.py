@@ -40,6 +40,7 @@ from federated.vertical.linear.steps import (
     sealed_penalty,
     sealed_share,
     told,
+    told_loss,
 )
 from federated.vertical.linear.sums import Sums, Terms
 from federated.vertical.linear.surrogate import surrogate_of
@@ -161,7 +162,7 @@ def coordinator(
         body = yield from receive(guest_name, "loss")
         losses.append(opened_loss(plan, sums, body, guest_name))
         stopped = ends(losses, options)
-        yield from broadcast(parties, "verdict", verdict(losses[-1], stopped))
+        yield from broadcast(parties, "verdict", verdict(told_loss(plan, losses[-1], draw), stopped))
         yield Checkpoint(len(losses), pack({"losses": np.array(losses), "stopped": int(stopped)}))
     return PartResult({"rows": rows, "epochs": len(losses), "loss": losses[-1]})
 

@@ -41,6 +41,7 @@ from federated.vertical.linear.steps import (
     read_keys,
     sealed_share,
     told,
+    told_loss,
 )
 from federated.vertical.linear.sums import Sums, Terms
 from federated.vertical.parties import (
@@ -88,7 +89,7 @@ def host(
         body = yield from receive(peer, "loss")
         loss = opened_loss(plan, sums, body, peer) + own.solver.penalty_loss
         stop = ends([*own.solver.losses, loss], options)
-        yield Send(peer, "verdict", verdict(loss, stop))
+        yield Send(peer, "verdict", verdict(told_loss(plan, loss, draw), stop))
         yield Checkpoint(own.solver.epoch + 1, own.solver.end_epoch(loss, stop))
     part = HostModel(own.scaling, own.solver.weights)
     return PartResult(_figures(plan, own), part.dump())
@@ -162,9 +163,10 @@ def _meet(
 def _masked_residual(
     plan: Plan, residual: sealapi.Ciphertext, theirs: Sealer, mine: Sealer, draw: Draw
 ) -> bytes:
-    masks = plan.row_masks.values(plan.row_masks.draw(plan.batches.slots, draw))
-    hidden = theirs.hide(residual, masks)
-    return pack({"hidden": stored(hidden), "masks": stored(mine.seal(-masks, FLOOR, residual.scale))})
+    whole, part = plan.row_masks.split(plan.row_masks.draw(plan.batches.slots, draw))
+    hidden = theirs.hide(residual, (whole, part))
+    masks = plan.scheme.plus(mine.seal(-whole, FLOOR, residual.scale), -part)
+    return pack({"hidden": stored(hidden), "masks": stored(masks)})
 
 
 def _turned(plan: Plan, sums: Sums, body: bytes, peer: str) -> sealapi.Ciphertext:
@@ -172,6 +174,6 @@ def _turned(plan: Plan, sums: Sums, body: bytes, peer: str) -> sealapi.Ciphertex
     most = plan.scheme.parameters.most_bytes(FLOOR)
     fields = unpack(body, peer, {"hidden": Bytes(most), "masks": Bytes(most)})
     scale = plan.circuit.residual_scale
-    integers = sums.opened(fields["hidden"], peer, scale, plan.row_masks)
+    values = sums.values(fields["hidden"], peer, scale, plan.row_masks)
     masks = plan.scheme.read(fields["masks"], peer, FLOOR, scale)
-    return plan.scheme.plus(masks, plan.row_masks.values(integers))
+    return plan.scheme.plus(masks, values)

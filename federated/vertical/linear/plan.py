@@ -89,11 +89,13 @@ class Plan:
         return self.row_masks.distance(RESIDUAL[self.options.family], float(copies) * self.options.epochs)
 
     def figures(self, features: int) -> dict[str, float | int | str]:
-        """What a party shows of the protection."""
+        """What a party shows of the protection. ``equations_per_row``: how many linear equations its gradients of an
+        epoch are for each unknown residual; at 1 they would tell all."""
         return {
             "rows": self.rows,
             "batches": len(self.batches.rows),
             "features": features,
+            "equations_per_row": round(len(self.batches.rows) * features / self.rows, 4),
             "mask_bits": int(math.log2(self.masks.reach)),
             "mask_distance_log2": round(math.log2(self.slot_distance(features)), 1),
             "noise_over_error": round(self.flooding, 1),

@@ -14,8 +14,9 @@ from federated.vertical.linear.circuit import Computed
 from federated.vertical.linear.plan import Own, Plan
 from federated.vertical.linear.solver import read_verdict
 from federated.vertical.linear.sums import Sums, Terms, read_sums
+from federated.vertical.masks import gaussian
 from federated.vertical.parties import Checkpoint, Draw, Effect, Incoming, Send, receive
-from federated.vertical.wire import Bytes, Int, pack, unpack
+from federated.vertical.wire import Bytes, Expected, Float, Int, pack, unpack
 
 Values = npt.NDArray[np.float64]
 Exchange = Generator[Effect, Incoming | None, Any]
@@ -70,22 +71,31 @@ def hidden_loss(plan: Plan, own: Own, sealer: Sealer, loss: sealapi.Ciphertext, 
     """The body of ``loss``: every slot masked, and the sum of the masks of those that count. The guest's own L2 term
     is taken off that sum."""
     masks = plan.loss_masks.draw(plan.batches.slots, draw)
+    counted = slice(0, plan.batches.stride)
     own_term = own.solver.penalty_loss * plan.rows / plan.surrogate.loss_factor
+    part = float(masks.part[counted].sum()) - own_term * 2.0**plan.loss_masks.grid
     with np.errstate(over="ignore"):
-        counted = masks[: plan.batches.stride].sum() - plan.loss_masks.integers(np.array(own_term))
-    blob = stored(sealer.hide(loss, plan.loss_masks.values(masks)))
-    return pack({"terms": blob, "masks": int(counted)})
+        whole = int(masks.whole[counted].sum())
+    blob = stored(sealer.hide(loss, plan.loss_masks.split(masks)))
+    return pack({"terms": blob, "whole": whole, "part": part})
 
 
 def opened_loss(plan: Plan, sums: Sums, body: bytes, sender: str) -> float:
     """The mean loss with penalties, for the key holder. Raises PeerFault."""
     most = plan.scheme.parameters.most_bytes(FLOOR)
-    fields = unpack(body, sender, {"terms": Bytes(most), "masks": Int(-(2**63), 2**63 - 1)})
+    expected: dict[str, Expected] = {"terms": Bytes(most), "whole": Int(-(2**63), 2**63 - 1), "part": Float()}
+    fields = unpack(body, sender, expected)
     slots = sums.opened(fields["terms"], sender, plan.circuit.loss_scale, plan.loss_masks)
     with np.errstate(over="ignore"):
-        total = slots[: plan.batches.stride].sum() - np.int64(fields["masks"])
-    loss = float(plan.loss_masks.values(total)) * plan.surrogate.loss_factor / plan.rows
+        steps = (slots[: plan.batches.stride].sum() - np.int64(fields["whole"])) - fields["part"]
+    loss = float(steps) * 2.0**-plan.loss_masks.grid * plan.surrogate.loss_factor / plan.rows
     return plan.surrogate.constant + loss
+
+
+def told_loss(plan: Plan, loss: float, draw: Draw) -> float:
+    """``loss`` as others may hear it: a decryption, too, so with the noise that gradients get."""
+    fine = 2**40
+    return loss + float(gaussian(1, plan.options.noise * fine, draw)[0]) / fine
 
 
 def descend(own: Own, terms: Terms, batch: int, residual: sealapi.Ciphertext, keeper: str) -> Exchange:

@@ -19,7 +19,7 @@ from tenseal import sealapi
 from federated.vertical.ckks import FLOOR, Opener, Scheme, Sealer, stored
 from federated.vertical.linear.batches import Batches
 from federated.vertical.linear.circuit import FEATURE_SCALE
-from federated.vertical.masks import Masks, gaussian
+from federated.vertical.masks import Drawn, Masks, gaussian
 from federated.vertical.parties import Draw, PeerFault
 from federated.vertical.wire import Arr, Blobs, pack, unpack
 
@@ -45,7 +45,7 @@ class Terms:
         total = each * len(batches.rows) * batches.ciphertexts(features.shape[1])
         self._kept: dict[int, list[sealapi.Plaintext | None]] | None = {} if total <= MOST_KEPT else None
 
-    def hidden(self, batch: int, residual: sealapi.Ciphertext) -> tuple[bytes, Integers]:
+    def hidden(self, batch: int, residual: sealapi.Ciphertext) -> tuple[bytes, Drawn]:
         """The body for the key holder, and the sums of the masks [F] in it."""
         bodies, drawn = [], []
         for column in self._columns(batch):
@@ -55,16 +55,19 @@ class Terms:
                 self.sealer.zero(FLOOR, scale) if column is None else self.scheme.weighted(residual, column)
             )
             masks = self.masks.draw(self.batches.slots, self._draw)
-            bodies.append(stored(self.sealer.hide(term, self.masks.values(masks))))
+            bodies.append(stored(self.sealer.hide(term, self.masks.split(masks))))
             drawn.append(masks)
-        return pack({"terms": bodies}), self.batches.sums(drawn, self._features.shape[1])
+        width = self._features.shape[1]
+        whole = self.batches.sums([masks.whole for masks in drawn], width)
+        part = self.batches.sums([masks.part for masks in drawn], width)
+        return pack({"terms": bodies}), Drawn(whole, part)
 
-    def gradient(self, batch: int, sums: Integers, masks: Integers, keeper: str) -> Values:
+    def gradient(self, batch: int, sums: Integers, masks: Drawn, keeper: str) -> Values:
         """The mean gradient [F] of ``batch`` from the ``sums`` [F] of ``keeper``. Raises PeerFault for one that no
         residuals have."""
         with np.errstate(over="ignore"):
-            total = sums - masks
-        found: Values = self.masks.values(total) / len(self.batches.rows[batch])
+            steps = (sums - masks.whole) - masks.part
+        found: Values = self.masks.values(steps) / len(self.batches.rows[batch])
         if np.abs(found).max(initial=0.0) > MOST_GRADIENT:
             raise PeerFault(
                 keeper, "gradient", f"beyond {MOST_GRADIENT:.0e}: not of these terms, or diverged"
@@ -108,10 +111,13 @@ class Sums:
         return pack({"sums": noisy})
 
     def opened(self, blob: bytes, sender: str, scale: float, masks: Masks) -> Integers:
-        """The slots of a masked ciphertext as integers on the masks' grid [slots]. Raises PeerFault."""
-        scheme = self.opener.scheme
-        values = self.opener.open(scheme.read(blob, sender, FLOOR, scale))
-        return masks.integers(masks.check(values, sender))
+        """The slots of a masked ciphertext in whole steps of the masks' grid [slots]. Raises PeerFault."""
+        return masks.integers(self.values(blob, sender, scale, masks))
+
+    def values(self, blob: bytes, sender: str, scale: float, masks: Masks) -> Values:
+        """The slots of a masked ciphertext [slots]. Raises PeerFault."""
+        values = self.opener.open(self.opener.scheme.read(blob, sender, FLOOR, scale))
+        return masks.check(values, sender)
 
 
 def read_sums(body: bytes, sender: str, features: int) -> Integers:

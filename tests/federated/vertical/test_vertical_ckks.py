@@ -154,7 +154,7 @@ class TestHiding:
         plain = scheme.encode(column, FLOOR, 2.0**20)
         bare = scheme.weighted(sent, plain)
         masks = Masks(10)
-        hidden = sealer.hide(bare, masks.values(masks.draw(SHALLOW.slots, os.urandom)))
+        hidden = sealer.hide(bare, masks.split(masks.draw(SHALLOW.slots, os.urandom)))
         count, prime = 64, scheme.primes[0]
         inverse = [pow(one, -1, prime) for one in second_polynomial(sent, count)]
         truth = [plain.data(place) for place in range(count)]
@@ -173,11 +173,30 @@ class TestHiding:
         values = values_of(scheme)
         masks = Masks.fitting(2.0**-8, SHALLOW.floor_bits, 60)
         drawn = masks.draw(SHALLOW.slots, os.urandom)
-        hidden = sealer.hide(sealer.seal(values, FLOOR, 2.0**60), masks.values(drawn))
+        hidden = sealer.hide(sealer.seal(values, FLOOR, 2.0**60), masks.split(drawn))
         opened = masks.integers(masks.check(opener.open(hidden), "a"))
-        error = masks.values(opened - drawn) - values
+        error = masks.values((opened - drawn.whole) - drawn.part) - values
         assert 0 < error.std() < masks.error <= 2.0**-8
         assert np.abs(np.corrcoef(masks.values(opened), values)[0, 1]) < 0.07
+
+    def test_nothing_stands_between_the_grids_points(
+        self, scheme: Scheme, opener: Opener, sealer: Sealer
+    ) -> None:
+        # Values a third of a step above the grid. Narrow masks, so that float64 shows the place between its points.
+        masks = Masks(BITS - 20)
+        values = np.full(SHALLOW.slots, masks.values(np.array([1 / 3]))[0])
+        sealed = sealer.seal(values, FLOOR, 2.0**60)
+        drawn = masks.draw(SHALLOW.slots, os.urandom)
+        narrow = drawn.whole >> 30, drawn.part
+
+        def place(parts: tuple[np.ndarray, ...]) -> np.ndarray:
+            hidden = sealer.hide(sealed, [masks.values(part) for part in parts])
+            steps = np.ldexp(opener.open(hidden), masks.grid)
+            return np.abs(np.exp(2j * np.pi * steps).mean())
+
+        # With whole steps alone every slot tells its value's place; with the part none does.
+        assert place(narrow[:1]) > 0.5
+        assert place(narrow) < 0.1
 
 
 class TestMasks:
@@ -199,11 +218,16 @@ class TestMasks:
 
     def test_draws_fill_the_range_and_no_more(self) -> None:
         masks = Masks(0)
-        assert masks.draw(1, lambda count: bytes(count))[0] == 0
-        top = (2**63 - 1).to_bytes(8, "little")
-        assert masks.draw(1, lambda _: top)[0] == 2**51 - 1
-        assert masks.draw(1, lambda _: (2**63).to_bytes(8, "little"))[0] == -(2**51)
-        many = masks.values(masks.draw(20_000, os.urandom)) / masks.reach
+        zero = masks.draw(1, lambda count: bytes(count))
+        assert (zero.whole[0], zero.part[0]) == (0, 0.0)
+        top = masks.draw(1, lambda _: 2 * (2**63 - 1).to_bytes(8, "little"))
+        assert (top.whole[0], top.part[0]) == (2**51 - 1, 0.5 - 2.0**-53)
+        low = masks.draw(1, lambda _: 2 * (2**63).to_bytes(8, "little"))
+        assert (low.whole[0], low.part[0]) == (-(2**51), -0.5)
+        drawn = masks.draw(20_000, os.urandom)
+        assert abs(drawn.part.mean()) < 0.02
+        assert abs(drawn.part.var() - 1 / 12) < 0.005
+        many = masks.values(drawn.whole) / masks.reach
         assert abs(many.mean()) < 0.03
         assert abs(many.var() - 1 / 3) < 0.02
 

@@ -19,7 +19,7 @@ from federated.vertical.linear.options import LinearOptions
 from federated.vertical.linear.plan import Plan
 from federated.vertical.linear.surrogate import surrogate_of
 from federated.vertical.linear.twin import Trained, gradient_error, train_plain
-from federated.vertical.masks import Masks
+from federated.vertical.masks import Drawn, Masks
 from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
 from federated.vertical.tables import Table
 
@@ -225,7 +225,9 @@ class TestCuriousKeyHolders:
     def test_without_masks_it_would_see_every_term(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given = tables(1)
         opened = Opened(monkeypatch)
-        monkeypatch.setattr(Masks, "draw", lambda self, count, draw: np.zeros(count, np.int64))
+        monkeypatch.setattr(
+            Masks, "draw", lambda self, count, draw: Drawn(np.zeros(count, np.int64), np.zeros(count))
+        )
         run(ONE_BATCH, given)
         terms = self.first_terms(given)
         assert max(abs(correlation(slots, terms)) for slots in opened.slots) > 0.999

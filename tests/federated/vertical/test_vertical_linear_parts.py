@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from federated.vertical.linear.options import LinearOptions
 from federated.vertical.linear.outsourced import Owner, epoch, epoch_plain
 from federated.vertical.linear.plan import Plan
 from federated.vertical.linear.solver import Scaling, Solver, ends
+from federated.vertical.linear.steps import told_loss
 from federated.vertical.linear.surrogate import surrogate_of
 from federated.vertical.parties import PeerFault
 
@@ -133,6 +135,12 @@ class TestPlan:
         assert plan.slot_distance(13) == pytest.approx(21_000 * 13 * 20 * 6 / 2.0**42)
         assert plan.slot_distance(26) == pytest.approx(2 * plan.slot_distance(13))
         assert plan.flooding > 100
+
+    def test_a_loss_is_told_with_noise(self) -> None:
+        plan = Plan.of(LinearOptions(surrogate="taylor", noise=0.01), 100, 0, 1)
+        told = np.array([told_loss(plan, 0.5, os.urandom) for _ in range(2_000)])
+        assert abs(told.mean() - 0.5) < 0.001
+        assert abs(told.std() - 0.01) < 0.001
 
     @pytest.mark.parametrize(
         "wrong", [{"epochs": 0}, {"batch": 1}, {"rate": 0.0}, {"clip": math.nan}, {"momentum": 1.0}]
