@@ -11,7 +11,8 @@ import tomllib
 from typing import Final
 
 from federated.client_folder import DeviceFolder
-from federated.job import FederatedJob, JobRefused, read_job
+from federated.job import FederatedJob, read_job
+from federated.job_sections import JobRefused
 
 _SECTIONS: Final = ("privacy", "secure_aggregation", "rounds")
 

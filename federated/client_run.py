@@ -23,7 +23,8 @@ from federated.client_identity import IdentityRefused, certified_by_server, iden
 from federated.client_secure import SecureTerms
 from federated.client_steps import Budget, Done, Terms, Train, Wait
 from federated.client_trainer import NumpyTrainer, client_number
-from federated.job import FederatedJob, JobRefused, load_job, read_job
+from federated.job import FederatedJob, load_job, read_job
+from federated.job_sections import JobRefused
 from federated.models import Inputs, Labels
 
 _RETRY_S = 1.0

@@ -9,17 +9,28 @@ simulation, servers, into. Those of models, strategies and selection hold a ``na
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from federated.compression import Grid, Scheme, make_scheme
 from federated.device import LocalTraining
+from federated.job_checks import check_population, check_selection, check_simulation, check_strategy
+from federated.job_sections import (
+    KINDS,
+    CompressionSection,
+    DataSection,
+    IntoSection,
+    JobRefused,
+    JobSection,
+    Named,
+    ServersSection,
+    SimulationSection,
+    refusing,
+)
 from federated.layout import Layout
 from federated.models import Model, make_model
 from federated.privacy.accounting_statement import Exposure, most_releases
@@ -39,9 +50,6 @@ from federated.secagg.updates import MaskedUpdates, masked_updates
 from federated.sections import SectionRefused, read_section, unknown, write_tables
 from federated.selection import (
     RULES,
-    Capability,
-    Everyone,
-    FairnessCap,
     Poisson,
     Selection,
     earned_sampling,
@@ -51,13 +59,8 @@ from federated.strategies import (
     STRATEGIES,
     AdaptiveFrequency,
     FedNova,
-    FedProx,
-    Median,
-    MultiKrum,
-    Scaffold,
     SignVotes,
     Strategy,
-    TrimmedMean,
     make_strategy,
 )
 from federated.sums import SCALE_BITS, Bounds
@@ -65,130 +68,23 @@ from federated.sums import SCALE_BITS, Bounds
 _SMALLEST_SCALE = 2.0 ** (10 - SCALE_BITS)
 
 
-class JobRefused(ValueError):
-    """A job that cannot be run; the message says what to change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Something chosen by name, with its own options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class JobSection:
-    """``name`` is the job's on servers (1 to 64 of a-z, 0-9, ``_.-``); ``seed`` decides all that is drawn."""
-
-    name: str = "job"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"job.seed must be at least 0 and below 2**63, not {self.seed}")
-
-
-@dataclass(frozen=True, slots=True)
-class DataSection:
-    """Whose data: a data set's name or path, over ``clients`` by ``partition`` ("iid", "dirichlet:0.1", "label:2", …).
-
-    None leaves the data set's own rule. ``features`` and ``classes`` need only be told to servers, which see no data.
-    ``context`` is the window of text in characters, ``view`` what ratings are seen as, ``items`` the ids of a model
-    of items, by number.
-    """
-
-    name: str = "digits"
-    clients: int | None = None
-    partition: str | None = None
-    features: int | None = None
-    classes: int | None = None
-    context: int | None = None
-    view: str | None = None
-    items: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(set(self.items)) < len(self.items):
-            raise ValueError("data.items names an item twice")
-
-
-@dataclass(frozen=True, slots=True)
-class CompressionSection:
-    """``upload`` is a scheme such as "top_k:0.03,quantise:1,deflate" ("" sends float32). ``download_bits`` rounds
-    versions to a grid and sends differences (0 sends the whole model in float32)."""
-
-    upload: str = ""
-    download_bits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationSection:
-    """What the simulator alone needs. ``engine`` is one of ``simulator.engines``, ``auto`` the fastest for the model
-    and ``device``; ``memory_bytes`` bounds a cohort's chunk (0: the device's default), ``threads`` of which are in
-    work; ``state_bytes`` bounds what clients remember. ``ray`` is "local" or a cluster's address: Ray's tasks train the
-    chunks, on ``threads`` cores if local.
-
-    ``availability`` is always, bernoulli, diurnal (``share`` of the clients) or trace (a file, ``trace``); ``habits``
-    are speeds, bandwidths, dropouts and stragglers of the population. Checkpoints and evaluations come every so many
-    iterations (0: never).
-    """
-
-    engine: Literal["auto", "batched", "torch", "numpy"] = "auto"
-    device: Literal["cpu", "cuda"] = "cpu"
-    memory_bytes: int = 0
-    threads: int = 1
-    ray: str = ""
-    state_bytes: int = 2**32
-    availability: Literal["always", "bernoulli", "diurnal", "trace"] = "always"
-    share: float = 0.5
-    trace: str | None = None
-    patience_s: float = 86_400.0
-    checkpoint_every: int = 10
-    evaluate_every: int = 1
-    habits: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ServersSection:
-    """What real servers and their clients need: where they are, how large a body and a part of it may be, and how long
-    a request may take."""
-
-    urls: tuple[str, ...] = ()
-    max_body_bytes: int = 2**28
-    part_bytes: int = 2**20
-    request_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class IntoSection:
-    """Where else what a job of items learns goes: into the served ``model`` of the stack that its servers belong to
-    ("": nowhere). An iteration counts there as ``weight`` samples of a trainer."""
-
-    model: str = ""
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.weight < math.inf:
-            raise ValueError(f"into.weight must be positive, not {self.weight}")
-
-
 @dataclass(frozen=True, slots=True)
 class FederatedJob:
     """All of a job. ``load_job`` reads and checks one."""
 
     rounds: RoundSettings
-    job: JobSection = JobSection()
-    model: Named = Named("perceptron")
-    data: DataSection = DataSection()
+    job: JobSection = field(default_factory=JobSection)
+    model: Named = field(default=Named("perceptron"))
+    data: DataSection = field(default_factory=DataSection)
     training: LocalTraining = field(default_factory=LocalTraining)
-    strategy: Named = Named("fedavg")
-    selection: Named = Named("everyone")
-    compression: CompressionSection = CompressionSection()
+    strategy: Named = field(default=Named("fedavg"))
+    selection: Named = field(default=Named("everyone"))
+    compression: CompressionSection = field(default_factory=CompressionSection)
     privacy: PrivacySection = field(default_factory=PrivacySection)
     secure_aggregation: SecureAggregationSection = field(default_factory=SecureAggregationSection)
-    simulation: SimulationSection = SimulationSection()
-    servers: ServersSection = ServersSection()
-    into: IntoSection = IntoSection()
+    simulation: SimulationSection = field(default_factory=SimulationSection)
+    servers: ServersSection = field(default_factory=ServersSection)
+    into: IntoSection = field(default_factory=IntoSection)
 
     def make_model(self, features: int | None = None, classes: int | None = None) -> Model:
         """The model for rows of F features and C classes, which the data may tell, else the file must. Raises
@@ -200,7 +96,7 @@ class FederatedJob:
             raise JobRefused(f"data.items names {named} items, and the data have {classes}")
         if features is None or classes is None:
             raise JobRefused("the model's size is unknown: set data.features and data.classes")
-        with _refusing("model"):
+        with refusing("model"):
             return make_model(self.model.name, features=features, classes=classes, **self.model.options)
 
     def make_strategy(self) -> Strategy:
@@ -236,12 +132,12 @@ class FederatedJob:
         if self.training.steps is not None and kind is not None:
             # Everyone takes as many: who claims more, which FedNova would multiply every step by, gains nothing.
             options.setdefault("steps" if kind is AdaptiveFrequency else "max_steps", self.training.steps)
-        with _refusing("strategy"):
+        with refusing("strategy"):
             return make_strategy(self.strategy.name, **options)
 
     def make_selection(self) -> Selection:
         """Who may train. Raises JobRefused."""
-        with _refusing("selection"):
+        with refusing("selection"):
             return make_selection(self.selection.name, **self.selection.options)
 
     def make_scheme(self) -> Scheme | None:
@@ -249,19 +145,19 @@ class FederatedJob:
         JobRefused."""
         if self.privacy.mechanism == "signds":
             return reports_of(self.privacy)
-        with _refusing("compression.upload"):
+        with refusing("compression.upload"):
             return make_scheme(self.compression.upload) if self.compression.upload else None
 
     def make_grid(self, layout: Layout) -> Grid | None:
         """How downloads are, None for whole models in float32. Raises JobRefused."""
-        with _refusing("compression.download_bits"):
+        with refusing("compression.download_bits"):
             bits = self.compression.download_bits
             return Grid.for_layout(layout, bits) if bits else None
 
     def make_protection(self, layout: Layout | None = None) -> Protection:
         """How clients are protected, at the device and at the server. Raises JobRefused, also for a ``layout`` that
         the mechanism does not protect."""
-        with _refusing("privacy"):
+        with refusing("privacy"):
             protection = make_protection(self.privacy, self._circumstances())
             if layout is not None:
                 protection.require_layout(layout)
@@ -277,10 +173,10 @@ class FederatedJob:
             expected = selection.expected(self._drawn_rounds().sampled)
         secure, honest = self.secure_aggregation, 1
         if self.privacy.mechanism in DISTRIBUTED:
-            with _refusing("privacy"):
+            with refusing("privacy"):
                 honest = fewest_honest(thresholds.uploads_floor, thresholds.starts_close, secure.colluding)
             if secure.protocol == "secagg+" and secure.malicious:
-                with _refusing("secure_aggregation"):
+                with refusing("secure_aggregation"):
                     honest = min(honest, _smallest_part(secure, thresholds.starts_close))
         masked = secure.protocol != "none" or self.privacy.mechanism in DISTRIBUTED
         step_bits = secure.step_bits if masked else SCALE_BITS
@@ -291,7 +187,7 @@ class FederatedJob:
         plain. Raises JobRefused."""
         if self.secure_aggregation.protocol == "none":
             return None
-        with _refusing("secure_aggregation"):
+        with refusing("secure_aggregation"):
             noise = self.exposure(layout.trained).noise
             return masked_updates(
                 self.secure_aggregation,
@@ -309,14 +205,14 @@ class FederatedJob:
         """``rounds`` with what follows from the selection and, for models of D trained weights, from the budget of
         privacy. Raises JobRefused."""
         drawn = self._drawn_rounds()
-        with _refusing("privacy"):
+        with refusing("privacy"):
             return dataclasses.replace(drawn, most_releases=most_releases(self.exposure(dimension)))
 
     def exposure(self, dimension: int, *, simulated: bool = False) -> Exposure:
         """What the protection of models of D trained weights costs. Raises JobRefused."""
         noise = None
         if self.privacy.mechanism in DISTRIBUTED:
-            with _refusing("privacy"):
+            with refusing("privacy"):
                 noise = DistributedNoise.of(
                     self.privacy,
                     dimension=dimension,
@@ -325,7 +221,7 @@ class FederatedJob:
                 )
         rate, advice = self._earned_rate()
         if self.privacy.mechanism == "signds" and dimension * self.privacy.sign_k >= 1.0:
-            with _refusing("privacy"):
+            with refusing("privacy"):
                 advice = step_warning(self.privacy, dimension, self.rounds.thresholds.uploads_close)
         return Exposure(
             self.privacy,
@@ -374,7 +270,7 @@ class FederatedJob:
                 "that selection poisson draws on average: most iterations would be invalid; under poisson it is the "
                 "fewest that may start"
             )
-        with _refusing("rounds"):
+        with refusing("rounds"):
             return dataclasses.replace(self.rounds, sampled=self.population)
 
     @property
@@ -384,7 +280,7 @@ class FederatedJob:
 
     def check(self) -> None:
         """Raise JobRefused with the reason unless all parts go together."""
-        with _refusing("job.name"):
+        with refusing("job.name"):
             Keys(self.job.name)
         if self.population is not None and self.population < 1:
             raise JobRefused(f"data.clients must be at least 1, not {self.population}")
@@ -393,103 +289,23 @@ class FederatedJob:
         if self.compression.download_bits and not 2 <= self.compression.download_bits <= 16:
             raise JobRefused("compression.download_bits must be 0 or 2 to 16")
         self._drawn_rounds()
-        self._check_strategy(strategy)
-        self._check_selection(selection)
-        self._check_population()
+        check_strategy(strategy, self.rounds, self.training, self.population)
+        with refusing("rounds"):
+            Bounds(self._drawn_rounds().most_uploads, strategy.largest_weight)
+        check_selection(selection, self.rounds, self.population)
+        check_population(self.population, self.rounds)
         self._check_protection(strategy)
         if self.data.items or (self.data.features and self.data.classes):
             self.make_masked(self.make_model().layout())
-        self._check_simulation()
+        check_simulation(self.simulation, self.servers)
         if self.into.model and self.model.name != "items":
             raise JobRefused(
                 f'into: what model {self.model.name} learns is not about items; set model.name = "items"'
             )
 
-    def _check_strategy(self, strategy: Strategy) -> None:
-        rounds = self.rounds
-        if rounds.mode == "buffered" and strategy.name == "scaffold":
-            raise JobRefused(
-                "scaffold needs synchronous rounds: its controls are differences against one common model"
-            )
-        if rounds.mode == "buffered" and strategy.needs == "updates":
-            raise JobRefused(
-                f"{strategy.name} compares updates of one model: buffered rounds mix several versions"
-            )
-        fewest = strategy.fewest() if isinstance(strategy, (Median, MultiKrum, TrimmedMean)) else 1
-        if rounds.thresholds.uploads_floor < fewest:
-            raise JobRefused(
-                f"{strategy.name} needs {fewest} updates, and an iteration may have {rounds.thresholds.uploads_floor}"
-            )
-        if strategy.name == "fedsgd" and (self.training.steps or self.training.epochs or 1) > 1:
-            raise JobRefused(
-                "fedsgd takes one gradient over all examples: leave training.steps and training.epochs out"
-            )
-        self._check_training(strategy)
-        with _refusing("rounds"):
-            Bounds(self._drawn_rounds().most_uploads, strategy.largest_weight)
-
-    def _check_training(self, strategy: Strategy) -> None:
-        training = self.training
-        if isinstance(strategy, Scaffold) and training.momentum:
-            raise JobRefused("scaffold measures its controls on plain steps: set training.momentum = 0")
-        if isinstance(strategy, Scaffold) and strategy.population < (self.population or 0):
-            raise JobRefused(
-                f"scaffold: a population of {strategy.population}, but {self.population} clients"
-            )
-        if isinstance(strategy, FedProx) and training.proximal not in (0.0, strategy.proximal):
-            raise JobRefused(
-                f"fedprox asks devices for strategy.proximal {strategy.proximal:g}: leave training.proximal out"
-            )
-        if isinstance(strategy, FedNova):
-            for name in ("momentum", "proximal"):
-                if getattr(strategy, name) != getattr(training, name):
-                    raise JobRefused(
-                        f"fednova counts effective steps by strategy.{name} {getattr(strategy, name):g}, and devices "
-                        f"train by training.{name} {getattr(training, name):g}: leave strategy.{name} out"
-                    )
-            if strategy.proximal and strategy.rate != training.rate:
-                raise JobRefused("fednova needs the devices' rate: leave strategy.rate out")
-
-    def _check_selection(self, selection: Selection) -> None:
-        if self.rounds.kind == "cross_silo" and not isinstance(selection, Everyone):
-            raise JobRefused(
-                "cross-silo rounds take every member in every iteration: leave the selection out"
-            )
-        for rule in getattr(selection, "rules", (selection,)):
-            if isinstance(rule, FairnessCap):
-                self._check_fairness(rule)
-            window_s = self.rounds.update_model_time_window_s
-            if isinstance(rule, Capability) and rule.deadline_s > window_s:
-                raise JobRefused(
-                    f"selection: a deadline of {rule.deadline_s:g} s is beyond the update window of {window_s:g} s"
-                )
-
-    def _check_fairness(self, rule: FairnessCap) -> None:
-        population, wanted = self.population, self.rounds.thresholds.starts_floor or self.rounds.buffer_size
-        if population is not None and population * rule.most < wanted * (rule.window + 1):
-            raise JobRefused(
-                f"fairness lets {population} clients in {rule.most} times in any {rule.window + 1} iterations: "
-                f"not enough for {wanted} starts in each"
-            )
-
-    def _check_population(self) -> None:
-        population, rounds = self.population, self.rounds
-        if population is None:
-            return
-        if rounds.mode == "buffered" and population < rounds.buffer_size:
-            raise JobRefused(
-                f"a buffer of {rounds.buffer_size} uploads cannot be filled by {population} clients, "
-                "each once a version"
-            )
-        if rounds.mode != "buffered" and population < rounds.thresholds.starts_floor:
-            raise JobRefused(
-                f"{rounds.thresholds.starts_floor} starts are needed and there are {population} clients: "
-                "every iteration would be invalid"
-            )
-
     def _check_protection(self, strategy: Strategy) -> None:
         scheme = self.make_scheme()
-        with _refusing("privacy"):
+        with refusing("privacy"):
             require_sound(
                 Facts(
                     self.privacy,
@@ -517,28 +333,6 @@ class FederatedJob:
                     f"privacy: noise of scale {protection.scale:.4g} is lost in the steps of 2**-{SCALE_BITS} that "
                     "sums have: raise privacy.clip, or lower privacy.epsilon"
                 )
-
-    def _check_simulation(self) -> None:
-        simulation = self.simulation
-        if simulation.engine in ("numpy", "batched") and simulation.device == "cuda":
-            raise JobRefused(
-                f"simulation: the {simulation.engine} engine has no cuda device; take engine torch"
-            )
-        if simulation.ray and simulation.device != "cpu":
-            raise JobRefused("simulation: over ray cohorts are trained on cpus; set simulation.device = cpu")
-        if simulation.threads < 1 or simulation.memory_bytes < 0 or simulation.state_bytes < 0:
-            raise JobRefused(
-                "simulation: threads must be at least 1, memory_bytes and state_bytes not negative"
-            )
-        if simulation.availability == "trace" and not simulation.trace:
-            raise JobRefused("simulation: availability trace needs the file, simulation.trace")
-        if not 0.0 < simulation.patience_s < float("inf"):
-            raise JobRefused(f"simulation: patience_s must be a positive number, not {simulation.patience_s}")
-        if simulation.checkpoint_every < 0 or simulation.evaluate_every < 0:
-            raise JobRefused("simulation: checkpoint_every and evaluate_every must not be negative")
-        servers = self.servers
-        if not 1 <= servers.part_bytes <= servers.max_body_bytes:
-            raise JobRefused("servers: part_bytes must be at least 1 and at most max_body_bytes")
 
     def to_toml(self) -> str:
         """The job as a file that ``load_job`` reads back the same."""
@@ -578,28 +372,14 @@ def read_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:
     for title, table in tables.items():
         if title not in sections:
             raise JobRefused(unknown(title, list(sections), "the section"))
-        with _refusing(""):
+        with refusing(""):
             if title in ("model", "strategy", "selection"):
                 read[title] = _named(title, table)
             else:
-                read[title] = read_section(_KINDS[title], table, title)
+                read[title] = read_section(KINDS[title], table, title)
     if "rounds" not in read:
         raise JobRefused("the section rounds is missing; it needs start_fl_job_threshold at least")
     return FederatedJob(**read)
-
-
-_KINDS: Mapping[str, type[Any]] = {
-    "rounds": RoundSettings,
-    "job": JobSection,
-    "data": DataSection,
-    "training": LocalTraining,
-    "compression": CompressionSection,
-    "privacy": PrivacySection,
-    "secure_aggregation": SecureAggregationSection,
-    "simulation": SimulationSection,
-    "servers": ServersSection,
-    "into": IntoSection,
-}
 
 
 def _named(title: str, table: object) -> Named:
@@ -628,14 +408,3 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobRefused(f"{path} is not TOML: {error}") from error
-
-
-@contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    """What a part refuses is refused by the job, with the part's name before it."""
-    try:
-        yield
-    except JobRefused:
-        raise
-    except ValueError as error:
-        raise JobRefused(f"{where}: {error}" if where else str(error)) from error

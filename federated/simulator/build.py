@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from federated.data import Federation
-from federated.job import FederatedJob, JobRefused
+from federated.job import FederatedJob
+from federated.job_sections import JobRefused
 from federated.models import Model
 from federated.rounds import Desk, MemoryStore, Rounds, Tickets
 from federated.sections import read_section

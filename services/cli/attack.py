@@ -71,7 +71,9 @@ def attack(
     cohort: Annotated[
         int | None,
         typer.Option(
-            min=2, max=10_000, help="Clients whose updates are summed (10; of a job its own, up to 100)."
+            min=2,
+            max=10_000,
+            help="Clients whose updates are summed (10; of a job its own, up to 100 and to what rows are left).",
         ),
     ] = None,
     epsilon: Annotated[
@@ -133,8 +135,10 @@ def attack(
             Client(count, "candidates" if knows == "candidates" and count > 1 else "rest")
             for count in records or (1, 8)
         )
-        own = 0 if wanted is None else wanted.job.seed
-        summed = cohort or _cohort(wanted)
+        if seed is None:
+            seed = 0 if wanted is None else wanted.job.seed
+        setting = _setting(wanted, seed, dataset, candidates, hidden, steps, rate)
+        summed = cohort or _cohort(wanted, setting, victims[-1].records)
         plan = Plan(
             protections,
             _attacks(attacks),
@@ -147,9 +151,8 @@ def attack(
             delta=delta,
             federations=Federations(worlds, rounds, summed, victims[-1].records),
             audited=audited,
-            seed=own if seed is None else seed,
+            seed=seed,
         )
-        setting = _setting(wanted, plan, dataset, candidates, hidden, steps, rate)
         rows: list[Row] = []
         planned = games(setting, plan)
         with progress("attacks", len(planned)) as advance:
@@ -177,8 +180,11 @@ def _job(path: Path) -> FederatedJob:
     return load_job(path)
 
 
-def _cohort(job: FederatedJob | None) -> int:
-    return 10 if job is None else min(max(2, job.rounds.thresholds.uploads_floor), 100)
+def _cohort(job: FederatedJob | None, setting: Setting, records: int) -> int:
+    """The job's own, as far as there are rows that are nobody's: clients of the membership game share none."""
+    if job is None:
+        return 10
+    return max(2, min(job.rounds.thresholds.uploads_floor, 100, setting.others // records))
 
 
 def _protections(
@@ -232,7 +238,7 @@ def _attacks(names: Sequence[str] | None) -> tuple[Any, ...]:
 
 def _setting(
     job: FederatedJob | None,
-    plan: Plan,
+    seed: int,
     dataset: str | None,
     candidates: int,
     hidden: int,
@@ -249,7 +255,7 @@ def _setting(
     from services.datasets.federations import open_federation
 
     name = dataset or ("digits" if job is None else job.data.name)
-    federation, notes = open_federation(name, user_cache(os.environ), seed=plan.seed)
+    federation, notes = open_federation(name, user_cache(os.environ), seed=seed)
     for text in notes:
         note(text)
     training = LocalTraining(steps=1, batch_size=0) if job is None else job.training
@@ -262,7 +268,7 @@ def _setting(
     else:
         kind: dict[str, Any] = {"name": "perceptron", "hidden": [hidden]} if hidden else {"name": "softmax"}
         model = make_model(kind.pop("name"), features=federation.features, classes=federation.classes, **kind)
-    return make_setting(federation, model, training, candidates, plan.seed)
+    return make_setting(federation, model, training, candidates, seed)
 
 
 def _settings(setting: Setting, plan: Plan) -> dict[str, Any]:
@@ -311,13 +317,13 @@ def _write(rows: Sequence[Row], found: dict[str, Any], folder: Path) -> None:
 def _refusals() -> Iterator[None]:
     """What cannot be played, with the exit code that says what to do."""
     from federated.attacks.contest import TooFewRows
-    from federated.job import JobRefused
+    from federated.job_sections import JobRefused
 
     try:
         yield
     except JobRefused as error:
         raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the job's file.") from error
     except TooFewRows as error:
-        raise CommandFailed(Exit.USAGE, str(error), "Lower --candidates.") from error
+        raise CommandFailed(Exit.USAGE, str(error), "Lower --candidates, --cohort or --records.") from error
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, str(error)) from error

@@ -85,7 +85,8 @@ def join(
         with_identity,
     )
     from federated.client_steps import Budget
-    from federated.job import JobRefused, read_job
+    from federated.job import read_job
+    from federated.job_sections import JobRefused
     from services.cli.output import note, print_json, waiting
 
     options: Options = context.obj

@@ -252,7 +252,8 @@ def _change(context: typer.Context, job: str, what: str, url: str | None, key: s
 def _begin(settings: Settings, file: Path) -> None:
     from contextlib import closing
 
-    from federated.job import JobRefused, load_job
+    from federated.job import load_job
+    from federated.job_sections import JobRefused
     from federated.privacy.accounting_statement import statement
     from services.cli.items import with_items
     from services.cli.output import note

@@ -367,7 +367,7 @@ def _showing(json: bool, iterations: int, private: bool, clips: bool) -> Iterato
 @contextmanager
 def _refusals() -> Iterator[None]:
     """What the simulator refuses, with the exit code that says what to do."""
-    from federated.job import JobRefused
+    from federated.job_sections import JobRefused
     from federated.simulator.arrivals import NobodyComes
     from federated.simulator.checkpoints import CheckpointRefused
     from federated.simulator.states import StatesFull

@@ -14,7 +14,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from federated.job import FederatedJob, JobRefused, load_job
+from federated.job import FederatedJob, load_job
+from federated.job_sections import JobRefused
 from federated.rounds import (
     Accepted,
     Closed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from federated.job import FederatedJob, JobRefused
+from federated.job import FederatedJob
+from federated.job_sections import JobRefused
 from services.federation.hosted import HostedJob
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from federated.compression import BodyRefused, Grid, Scheme
 from federated.device import INITIAL, LocalTraining, Update, device_generator
-from federated.job import IntoSection
+from federated.job_sections import IntoSection
 from federated.layout import Layout
 from federated.models import Model
 from federated.payload import decode_update, most_payload, shared_seed, split_bit

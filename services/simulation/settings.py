@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from federated.data import Federation
-from federated.job import DataSection, FederatedJob, JobRefused, JobSection, load_job, read_job
+from federated.job import FederatedJob, load_job, read_job
+from federated.job_sections import DataSection, JobRefused, JobSection
 
 Tables = dict[str, dict[str, Any]]
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federated.device import Update
-from federated.job import FederatedJob, JobRefused, load_job, read_job
+from federated.job import FederatedJob, load_job, read_job
+from federated.job_sections import JobRefused
 from federated.layout import Field, Layout
 from federated.rounds import RoundSettings
 from federated.sections import quantity, write_tables

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from federated.job import FederatedJob, JobRefused, load_job
+from federated.job import FederatedJob, load_job
+from federated.job_sections import JobRefused
 from federated.layout import Field, Layout
 from federated.privacy.accounting import Accountant, LaplaceReport
 from federated.privacy.accounting_statement import (

@@ -15,7 +15,8 @@ from scipy import stats
 
 import federated
 from federated.device import Update
-from federated.job import FederatedJob, JobRefused, load_job
+from federated.job import FederatedJob, load_job
+from federated.job_sections import JobRefused
 from federated.layout import Field, Layout
 from federated.privacy.clipping import NotFinite
 from federated.privacy.gaussian import grid_of, sigma_of

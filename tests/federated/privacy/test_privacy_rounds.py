@@ -21,7 +21,8 @@ from federated.client_http import Answer, Call
 from federated.client_steps import Done, Terms, Train, Wait
 from federated.data import Federation, federate
 from federated.device import ControlVariates, Instructions, Update
-from federated.job import JobRefused, load_job
+from federated.job import load_job
+from federated.job_sections import JobRefused
 from federated.layout import Field, Layout
 from federated.models import make_model
 from federated.privacy.budget import affordable_reports, report_epsilon, terms_of

@@ -15,7 +15,8 @@ from support.federation import job as server_job
 from support.federation import rows as own_rows
 
 from federated.compression import BodyRefused
-from federated.job import JobRefused, load_job
+from federated.job import load_job
+from federated.job_sections import JobRefused
 from federated.payload import encode_update
 from federated.privacy.signds import reports_of
 from federated.simulator.build import build

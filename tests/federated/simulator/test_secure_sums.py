@@ -11,7 +11,8 @@ import pytest
 from support.federation import job, reference, reference_of
 from support.masked_rounds import federation, learned
 
-from federated.job import FederatedJob, JobRefused
+from federated.job import FederatedJob
+from federated.job_sections import JobRefused
 from federated.simulator.build import build
 from federated.simulator.learning import NothingToApply
 from federated.simulator.world import Counted

@@ -23,7 +23,8 @@ from federated.client_run import main as device_main
 from federated.client_run import terms_of, with_identity
 from federated.client_steps import Budget
 from federated.compression import BodyRefused
-from federated.job import FederatedJob, JobRefused
+from federated.job import FederatedJob
+from federated.job_sections import JobRefused
 from federated.rounds.messages import Admitted, StartRequest, UploadRequest
 from federated.secagg.client import Client, Identity
 from federated.secagg.keys import Registrar, SigningKey
