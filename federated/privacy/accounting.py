@@ -174,7 +174,7 @@ class Accountant:
             raise ValueError(f"releases must be in [0, {last}], not {releases}")
         if not 0 < releases < last:
             return self.epsilon(releases)
-        return min(self._coarsely(releases), self.epsilon(last))
+        return min(self.coarsely(releases), self.epsilon(last))
 
     def curve(self, most: int) -> Column:
         """``running`` of 0, 1, … ``most`` releases, ``[most + 1]``."""
@@ -186,10 +186,11 @@ class Accountant:
             return most_within(self.epsilon, budget)
         # Distributions in fine steps take tenths of a second each: begin where faster ways end.
         guess = most_within(replace(self, kind="rdp").epsilon, budget)
-        guess = most_within(self._coarsely, budget, guess)
+        guess = most_within(self.coarsely, budget, guess)
         return most_within(self.epsilon, budget, guess)
 
-    def _coarsely(self, releases: int) -> float:
+    def coarsely(self, releases: int) -> float:
+        """As ``epsilon``, with losses in steps of 1e-3: never less, by about 1e-4 more, ten times faster."""
         return _epsilon(self.release, self.kind, self.delta, releases, COARSE) if releases else 0.0
 
 
