@@ -123,7 +123,14 @@ def make_setting(
 
 
 def games(setting: Setting, plan: Plan) -> list[Callable[[], Row]]:
-    """What is to be played, in the order of the table; each call takes seconds."""
+    """What is to be played, in the order of the table; each call takes seconds. Raises TooFewRows."""
+    records = max(client.records for client in plan.victims)
+    needed = plan.clients * plan.federations.records if "membership" in plan.attacks else 0
+    if max(records, needed) > setting.others:
+        raise TooFewRows(
+            f"{setting.others:,} rows are nobody's, and {plan.clients} clients of {plan.federations.records} records, "
+            f"none of whom share a row, need {max(records, needed):,}"
+        )
     found: list[Callable[[], Row]] = []
     if "inversion" in plan.attacks:
         for place, client in enumerate(plan.victims):

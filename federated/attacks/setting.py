@@ -36,6 +36,11 @@ class Setting:
         """N."""
         return len(self.labels)
 
+    @property
+    def others(self) -> int:
+        """Q."""
+        return len(self.more_labels)
+
     def updates(self, rows: Places, companions: Places | None = None) -> Array:
         """What clients learn who each have one of the candidates ``rows`` [B] and the further rows ``companions``
         [B, M − 1], or [M − 1] the same for all: differences [B, D]."""

@@ -129,6 +129,7 @@ def test_noise_that_is_less_than_claimed_is_a_failed_check(
         (("--attack", "luck"), "--attack luck is none of inversion, membership, audit"),
         (("--knows", "all"), "--knows is rest or candidates"),
         (("--candidates", "5000"), "are too many"),
+        (("--cohort", "150"), "150 clients of 8 records, none of whom share a row, need 1,200"),
         (("--epsilon", "-1"), "epsilon must be positive"),
         (("--compression", "magic"), "no step 'magic'"),
     ],
@@ -138,6 +139,20 @@ def test_what_cannot_be_played_is_told_in_a_line(attack: Run, flags: tuple[str, 
     assert code == Exit.USAGE
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_job_of_more_clients_than_rows_are_left_for_is_attacked_with_fewer(
+    attack: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text(
+        "[rounds]\nstart_fl_job_threshold = 200\n[data]\nclients = 1000\n[model]\nname = 'softmax'\n"
+    )
+    code, out, err = attack(
+        "--job", "job.toml", "--attack", "membership", "--worlds", "8", "--rounds", "1", "--format", "json"
+    )
+    assert code == Exit.OK, err
+    # 1,797 rows of digits less a thousand candidates are 797: 99 clients of 8.
+    assert json.loads(out)["settings"]["cohort"] == 99
 
 
 @pytest.mark.slow
