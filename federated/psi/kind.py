@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from federated.psi import unbalanced
 from federated.psi.ecdh import ecdh
@@ -45,6 +45,10 @@ class PsiOptions:
     filter_bits: int = unbalanced.BITS
 
     def __post_init__(self) -> None:
+        if self.protocol not in get_args(Protocol):
+            raise ValueError(f"protocol is one of {', '.join(get_args(Protocol))}, not {self.protocol!r}")
+        if self.learns not in _LEARNS:
+            raise ValueError(f"learns is one of {', '.join(_LEARNS)}, not {self.learns!r}")
         if not LEAST_BITS <= self.bits <= MOST_BITS:
             raise ValueError(f"bits of RSA are {LEAST_BITS} to {MOST_BITS}, not {self.bits}")
         if not LEAST_FILTER_BITS <= self.filter_bits <= MOST_FILTER_BITS:

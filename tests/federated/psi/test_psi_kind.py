@@ -74,9 +74,19 @@ def test_options_that_do_not_fit(options: dict[str, Any], names: tuple[str, ...]
         make(PsiOptions(**options), setup("g", names))
 
 
-@pytest.mark.parametrize("wrong", [{"bits": 1024}, {"filter_bits": 5}, {"chunk": 0}, {"case": "upper"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bits": 1024},
+        {"filter_bits": 5},
+        {"chunk": 0},
+        {"case": "upper"},
+        {"protocol": "pigeon"},
+        {"learns": "all"},
+    ],
+)
 def test_options_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"bits|chunk|case"):
+    with pytest.raises(ValueError, match=r"bits|chunk|case|protocol|learns"):
         PsiOptions(**wrong)
 
 

@@ -1,0 +1,120 @@
+"""``headwater fl psi`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from federated.psi.kind import PsiOptions
+from federated.vertical.tables import TableRefused
+from services.cli.app import main
+from services.cli.exits import Exit
+from services.psi.files import read_ids
+from services.psi.trial import intersect
+
+
+def headwater(*arguments: str) -> int:
+    """The exit code of a command."""
+    try:
+        main(["fl", "psi", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    paths = []
+    for name, first in (("a", 0), ("b", 30), ("c", 35)):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("id,x\n" + "".join(f"u{at},1\n" for at in range(first, first + 40)))
+        paths.append(str(path))
+    return paths
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "ot", "unbalanced"])
+def test_two_files(
+    protocol: str, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*files[:2], "--protocol", protocol, "--cores", "1", "--out", str(tmp_path / "out")]
+    assert headwater("run", *arguments) == Exit.OK
+    assert "10" in capsys.readouterr().out
+    written = [(tmp_path / "out" / f"{name}.common.csv").read_text().splitlines() for name in "ab"]
+    assert [line.split(",")[0] for line in written[0]] == [line.split(",")[0] for line in written[1]]
+    assert written[0][:2] == ["id,row", "u30,31"]
+    assert written[1][1] == "u30,1"
+
+
+def test_three_files_as_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main_arguments = ["--format", "json", "fl", "psi", "run", *files, "--cores", "1"]
+    with pytest.raises(SystemExit) as end:
+        main(main_arguments)
+    assert not end.value.code
+    report = json.loads(capsys.readouterr().out)
+    assert report["protocol"] == "several"
+    assert [one["common"] for one in report["parties"]] == [5, 5, 5]
+    assert all(one["bytes"] > 0 for one in report["sent"])
+
+
+def test_processes_and_disk_give_the_same(files: list[str], tmp_path: Path) -> None:
+    named = {"a": Path(files[0]), "b": Path(files[1])}
+    one = intersect(named, PsiOptions(chunk=16))
+    other = intersect(named, PsiOptions(chunk=16), cores=2, disk=tmp_path / "disk")
+    for name in "ab":
+        assert one.found[name].ids == other.found[name].ids
+        assert one.found[name].count == 10
+    assert one.sent == other.sent
+    with pytest.raises(ValueError, match="empty at the beginning"):
+        intersect(named, PsiOptions(), disk=tmp_path / "disk")
+
+
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ids.csv"
+    path.write_text("id\na\nb \n b\n")
+    assert headwater("check", str(path)) == Exit.CHECK_FAILED
+    assert "row 3 ('b')" in capsys.readouterr().out
+    path.write_text("id\na\nA\n")
+    assert headwater("check", str(path)) == Exit.OK
+    assert headwater("check", str(path), "--case", "fold") == Exit.CHECK_FAILED
+    path.write_text("id\na\x07\n")
+    assert headwater("check", str(path)) == Exit.CHECK_FAILED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "FILE"], Exit.USAGE),
+        (["run", "FILE", "FILE", "--protocol", "carrier-pigeon"], Exit.USAGE),
+        (["run", "FILE", "FILE", "--protocol", "rsa", "--bits", "1024"], Exit.USAGE),
+        (["run", "FILE", "FILE", "--case", "upper"], Exit.USAGE),
+        (["run", "FILE", "missing.csv"], Exit.BAD_INPUT),
+        (["run", "FILE", "FILE", "--id", "name"], Exit.BAD_INPUT),
+    ],
+)
+def test_refusals(
+    arguments: list[str], code: Exit, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headwater(*(files[0] if one == "FILE" else one for one in arguments)) == code
+    assert capsys.readouterr().err
+
+
+def test_reading(tmp_path: Path) -> None:
+    parquet = tmp_path / "ids.parquet"
+    pq.write_table(pa.Table.from_pydict({"id": ["a", None, "b"], "x": [1, 2, 3]}), parquet)
+    assert list(read_ids(parquet)) == ["a", "", "b"]
+    with pytest.raises(TableRefused, match="no column 'name'"):
+        list(read_ids(parquet, "name"))
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("id,x\na,1\nb\n")
+    with pytest.raises(TableRefused, match="line 3: 1 cells"):
+        list(read_ids(wrong))
+    wrong.write_bytes(b"id\n\xff\n")
+    with pytest.raises(TableRefused, match="UTF-8"):
+        list(read_ids(wrong))
+    (tmp_path / "wrong.parquet").write_bytes(b"nothing")
+    with pytest.raises(TableRefused, match="no Parquet"):
+        list(read_ids(tmp_path / "wrong.parquet"))
