@@ -191,11 +191,11 @@ class SecAggDesk:
             raise LookupError(f"no masked vector of {client}")
         return body
 
-    def masks(self, about: bytes = b"") -> Unmasking:
-        """The masks to add to the sum, from what the clients answered; ``about`` as in ``Client.mask``. Raises SumLost,
-        also when it is too early."""
+    def masks(self, about: bytes = b"", hold: Callable[[], None] = lambda: None) -> Unmasking:
+        """The masks to add to the sum, from what the clients answered; ``about`` and ``hold`` as in ``Board.masks``.
+        Raises SumLost, also when it is too early."""
         board = self._revealing()
-        return board.masks(self._unmaskings, about)
+        return board.masks(self._unmaskings, about, hold)
 
     def reveal(self, total: Words, threads: int = 1, about: bytes = b"") -> Revealed:
         """``total`` (the survivors' words [L] added up; not changed) without its masks; ``about`` as in

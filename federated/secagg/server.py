@@ -234,18 +234,22 @@ class Board:
         reduced = self.plan.ring.reduced(words)
         return Revealed(reduced, len(found.seeds), found.agreements, found.liars, found.unread)
 
-    def masks(self, unmaskings: Mapping[int, bytes], about: bytes = b"") -> Unmasking:
+    def masks(
+        self, unmaskings: Mapping[int, bytes], about: bytes = b"", hold: Callable[[], None] = lambda: None
+    ) -> Unmasking:
         """The masks whose sum, added to that of the survivors' vectors, leaves their values: several servers may each
-        add a part of them. ``about`` as in ``Client.mask``. Raises SumLost."""
+        add a part of them. ``about`` as in ``Client.mask``. ``hold`` is called for every client: many dropouts cost
+        many agreements. Raises SumLost, and what ``hold`` raises."""
         survivors = set(wire.positions_of(self.survivors, self.clients))
         shares = self._shares(unmaskings)
-        secrets, liars = self._secrets(shares, sorted(unmaskings), survivors)
+        secrets, liars = self._secrets(shares, sorted(unmaskings), survivors, hold)
         seeds: list[tuple[bytes, int]] = []
         agreements = 0
         for position, secret in secrets.items():
             if position in survivors:
                 seeds.append((secret, -1))
                 continue
+            hold()
             key, entry = AgreementKey(secret), self.entries[position]
             for other in self.around[position].partners:
                 if other not in survivors:
@@ -274,7 +278,11 @@ class Board:
         return shares
 
     def _secrets(
-        self, shares: Mapping[int, Mapping[int, bytes]], everybody: list[int], survivors: set[int]
+        self,
+        shares: Mapping[int, Mapping[int, bytes]],
+        everybody: list[int],
+        survivors: set[int],
+        hold: Callable[[], None],
     ) -> tuple[dict[int, bytes], set[int]]:
         """The secret of each client that shared: of a survivor its seed, of another its masking key. Also who gave
         wrong shares."""
@@ -283,6 +291,7 @@ class Board:
         known = dict[tuple[int, ...], Reconstructor]()
         secrets, liars = dict[int, bytes](), set[int]()
         for position, held in shares.items():
+            hold()
             readable = {holder: share for holder, share in held.items() if share != wire.UNREADABLE}
             right = self._test(position, position in survivors)
             found = _recover(readable, threshold, right, usual, known, liars)

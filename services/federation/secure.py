@@ -37,7 +37,8 @@ class MasksStay(RuntimeError):
 
 
 _LATE: Final = frozenset({"late", "full", "not_in_roster", "dropped", "failed"})
-_MASKS: Final = 256  # added between two looks at the lease
+_MASKS: Final = 256  # added between two looks at the clock
+_HELD_S: Final = 1.0  # between two looks at the lease
 _KEPT: Final = 2  # iterations whose desks are kept open
 
 log = logging.getLogger(__name__)
@@ -169,9 +170,9 @@ class SecureRounds:
     def reveal(self, iteration: int, total: Words, hold: Callable[[], None]) -> None:
         """Take the masks off ``total`` [L], the sum of all counted vectors, in place. ``hold`` is called now and then:
         many dropouts cost many masks. Raises MasksStay and VersionGone."""
-        began = time.perf_counter()
+        began, hold = time.perf_counter(), _paced(hold)
         try:
-            found = self._desk(iteration).masks(self._started(self._rounds.header().version))
+            found = self._desk(iteration).masks(self._started(self._rounds.header().version), hold)
         except SumLost as error:
             raise MasksStay(f"too few shares: {error}") from error
         if found.liars:
@@ -241,3 +242,16 @@ class SecureRounds:
         self._metrics.refused.labels(self._job.name, f"secure_{refused.code}").inc()
         code = "stage_over" if refused.code in _LATE else "message_refused"
         return Problem(code, f"{refused.code}: {refused.reason}")
+
+
+def _paced(hold: Callable[[], None]) -> Callable[[], None]:
+    """``hold``, called as often as one likes, once a second."""
+    last = time.monotonic()
+
+    def paced() -> None:
+        nonlocal last
+        if time.monotonic() - last >= _HELD_S:
+            hold()
+            last = time.monotonic()
+
+    return paced

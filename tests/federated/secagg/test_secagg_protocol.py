@@ -361,6 +361,25 @@ def upto_masked(crowd: Crowd, sharing: int) -> None:
         crowd.window_ends()
 
 
+def test_a_server_that_lost_its_lease_stops_in_the_midst_of_agreements() -> None:
+    of = plan(clients=6)
+    local = Local(of, inputs(of), {"client-5": Stage.MASKED})
+    assert local.run().total is not None
+    header = local.desk().header()._replace(stage=Stage.REVEAL)
+    local.store.transact([], lambda values: ({local.desk()._header: header.to_bytes()}, None))
+    calls = 0
+
+    def hold() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise InterruptedError("another server has taken it")
+
+    with pytest.raises(InterruptedError):  # six secrets, then the dropped client's agreements
+        local.desk().masks(hold=hold)
+    assert len(local.desk().masks().seeds) == 10
+
+
 def test_the_rounds_say_whose_vectors_are_in_the_sum() -> None:
     crowd = Crowd(plan(clients=8, threshold=4, dropouts=0.3), own_uploads=False)
     upto_masked(crowd, 8)
