@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
+
 from federated.vertical.boosting.guest import make_guest
 from federated.vertical.boosting.kind import KIND
 from federated.vertical.boosting.messages import (
@@ -355,6 +357,19 @@ def test_bodies_that_are_cut_short_are_the_senders_fault(kind: str) -> None:
         train(SMALL, tables(rows, labels_for(rows, "logistic")), twist=tampered(kind, lambda body: body[:-1]))
     assert (caught.value.peer == "bank") == (kind not in (OFFER, SUMS, SIDES))
     assert caught.value.rule in ("malformed", "ciphertext")
+
+
+@pytest.mark.parametrize("kind", [GRADIENTS, SUMS, SIDES, CHILDREN])
+def test_a_message_that_comes_twice_is_refused(kind: str) -> None:
+    rows = make_rows(120)
+
+    def twice(message: Sent) -> list[tuple[str, bytes]]:
+        assert message.body is not None
+        return [(message.kind, message.body)] * (1 + (message.kind == kind))
+
+    with pytest.raises(PeerFault) as caught:
+        train(SMALL, tables(rows, labels_for(rows, "logistic")), twist=twice)
+    assert caught.value.rule in ("kind", "malformed", "ciphertexts")
 
 
 @pytest.mark.parametrize("kind", [GRADIENTS, SUMS])

@@ -10,6 +10,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
+
 from tenseal import sealapi
 
 from federated.vertical.boosting import sealed
