@@ -20,7 +20,7 @@ FEATURE_SCALE: Final = 2.0**20
 """Of encoded features: their rounding then stays below the error of the masks."""
 GROWTH: Final = 8.0
 """How much the polynomial of degree 5 enlarges an error at most, with |t| up to 1.06: 5 from its derivative and the
-products' intermediate values, the rest for rescaling and key switching (measured below 3)."""
+products' intermediate values, the rest for rescaling and key switching (measured below 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,9 @@ class Circuit:
         else:
             residual, even = scheme.lower(predictor, FLOOR), square
         residual = scheme.plus(residual, less)
+        if not less.any():
+            # A product with zero would not be encrypted; labels of a regression can all be its mean.
+            return Computed(residual, even)
         above = scheme.lower(predictor, FLOOR + 1)
         scale = even.scale * scheme.primes[FLOOR] / above.scale
         weight = (6.0 if surrogate.deep else 2.0) * less
