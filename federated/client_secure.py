@@ -38,7 +38,7 @@ class RoundLost(RuntimeError):
     part again in the next."""
 
 
-_SPOILT = frozenset({"bad_sealed", "too_few_holders", "too_few_signatures"})
+_SPOILT = frozenset({"bad_sealed", "flooded", "too_few_holders", "too_few_signatures"})
 """Rules that other clients may have broken, or those who dropped out, which cannot be told from the server's doing."""
 
 

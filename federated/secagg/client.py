@@ -253,7 +253,9 @@ class Client:
             self._clients - 1,
             common.CHOSEN_BY_MOST * self.plan.degree_of(self._clients) + common.CHOSEN_SPARE,
         )
-        if len(read.choosers) > most or self._position in read.choosers:
+        if self._position in read.choosers:
+            self._stop("graph", "this client is said to have chosen itself")
+        if len(read.choosers) > most:
             self._stop(
                 "flooded",
                 f"{len(read.choosers)} clients are said to have chosen this one, at most {most} can",

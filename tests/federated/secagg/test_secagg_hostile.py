@@ -202,13 +202,13 @@ def test_a_changed_roster(protocol: str, malicious: bool, change: Change, rule: 
     assert said == ({Stage.ADVERTISE, Stage.SHARE} if rule == "bad_sealed" else {Stage.ADVERTISE})
 
 
-def flooded(read: Message) -> Message:
+def chosen_by_itself(read: Message) -> Message:
     assert isinstance(read, Neighbours)
     return replace(read, choosers=tuple(range(read.clients)))
 
 
 NEIGHBOURS = [
-    (flooded, "flooded"),
+    (chosen_by_itself, "graph"),
     (lambda r: replace(r, clients=r.clients + 1), "changed_roster"),
     (lambda r: without(r, some_neighbour(r)), "graph"),
     (lambda r: swapped(r, some_neighbour(r), sealing=bytes(range(32))), "changed_leaf"),
