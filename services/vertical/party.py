@@ -92,9 +92,9 @@ def run_party(
     me, peers = config.party.name, tuple(config.peers)
     store = StateFolder(prepared.folder)
     try:
-        session = Session(
-            peers, config.agreed(), labels=store.labels(), done=store.result() is not None, me=me
-        )
+        before = store.result()
+        done = b"" if before is None else bytes.fromhex(str(before.figures[RUN]))
+        session = Session(peers, config.agreed(), labels=store.labels(), done=done, me=me)
         addresses = {name: Peer(bytes.fromhex(peer.key), peer.address) for name, peer in config.peers.items()}
         began_s = time.monotonic()
         network = Network(session, me, prepared.keys, addresses, config.party.listen)

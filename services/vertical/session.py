@@ -9,7 +9,8 @@ attempt is over at once: this party takes a new incarnation, too, and all meet a
         ▲                                      │                          │
         └──────── a peer's new incarnation ────┴──────────────────────────┘      any ──a fault──► failed
 
-A party that is done and comes back says so; it joins another attempt only while somebody is not done.
+A party that is done and comes back says so, with the view of its result; it joins another attempt only while somebody
+is not done, or is done with another attempt.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ Phase = Literal["gathering", "running", "done", "failed"]
 class Status(msgspec.Struct, array_like=True, frozen=True):
     """What a party says of itself with every frame. New fields go to the end, with defaults.
 
-    ``durable``: the label of the last checkpoint that is on its disk, -1 for none. ``job``: the text that all have to
-    agree on, while gathering. ``version``: rises with every change; words may overtake each other on the way.
+    ``view``: that it holds; when it is done, of its result. ``durable``: the label of the last checkpoint on its disk,
+    -1 for none. ``job``: the text that all have to agree on, while gathering. ``version``: rises with every change,
+    since words may overtake each other on the way.
     """
 
     protocol: int
@@ -96,12 +98,13 @@ class Session:
         job: Mapping[str, object],
         *,
         labels: Sequence[int] = (),
-        done: bool = False,
+        done: bytes = b"",
         limits: ChannelLimits | None = None,
         draw: Draw = os.urandom,
         me: str = "",
     ) -> None:
-        """``job``: what all parties have to agree on (JSON). ``done``: this party's result is on its disk already."""
+        """``job``: what all parties have to agree on (JSON). ``done``: the view of the attempt whose result is on this
+        party's disk already; empty for none."""
         self.me = me
         self._job = job_text(job)
         self._fingerprint = hashlib.sha256(self._job).digest()
@@ -118,7 +121,7 @@ class Session:
         """Rises whenever peers should hear of us."""
         self.begin(labels)
         if done:
-            self.phase = "done"
+            self.phase, self._result = "done", done
 
     def begin(self, labels: Sequence[int]) -> None:
         """Take a new incarnation that could go on from ``labels``, and gather."""
@@ -126,6 +129,7 @@ class Session:
         self._labels = tuple(sorted(labels))[-MOST_LABELS:]
         self.durable = max(self._labels, default=-1)
         self._attempt, self.phase, self.interrupted = None, "gathering", False
+        self._result = b""
         for peer in self._peers.values():
             peer.channel.reset()
             peer.knows_done = False
@@ -147,8 +151,8 @@ class Session:
     def status(self) -> Status:
         """What peers hear of us."""
         view = self._attempt.view if self._attempt is not None else self._view()
-        if self.phase == "done" and self._attempt is None:
-            view = b""
+        if self.phase == "done":
+            view = self._result
         return Status(
             PROTOCOL,
             self._boot,
@@ -179,7 +183,8 @@ class Session:
 
     def finished(self) -> None:
         """Our role ended and its result is on disk."""
-        self.phase = "done"
+        assert self._attempt is not None
+        self.phase, self._result = "done", self._attempt.view
         self.version += 1
 
     def leaves(self) -> None:
@@ -301,6 +306,9 @@ class Session:
         if self.phase == "running" and changed:
             self.interrupted = True
         if self.phase == "done" and status.phase == "gathering" and (changed or self._attempt is None):
+            self.interrupted = True
+        if self.phase == "done" and status.phase == "done" and status.view != self._result:
+            # Whoever came back had finished an older attempt: parts of different runs do not fit together.
             self.interrupted = True
 
 

@@ -10,13 +10,14 @@ import pytest
 from federated.vertical.parties import PeerAborted, PeerFault
 from services.vertical.channel import UNIT_BYTES, Channel, ChannelLimits, Unit
 from services.vertical.session import Attempt, Frame, Session, difference, job_text
+from services.vertical.store import KEEP
 
 JOB = {"job": {"what": "sums", "seed": 0}}
 NAMES = ("a", "b", "c")
 
 
 def session(
-    me: str, *, job: dict[str, object] = JOB, labels: Sequence[int] = (), done: bool = False
+    me: str, *, job: dict[str, object] = JOB, labels: Sequence[int] = (), done: bytes = b""
 ) -> Session:  # type: ignore[assignment]
     return Session([name for name in NAMES if name != me], job, labels=labels, me=me, done=done)
 
@@ -125,18 +126,25 @@ def test_a_party_that_was_done_rejoins_only_for_those_who_are_not() -> None:
     meet(sessions)
     for name in ("a", "b"):
         sessions[name].finished()
-    sessions["c"] = session("c", done=True)
+    sessions["c"] = session("c", done=sessions["a"].status().view)
     meet(sessions)
     assert not any(one.interrupted for one in sessions.values())
     assert all(one.all_done() for one in sessions.values())
-    sessions["c"] = session("c")
-    tell(sessions, "c", "a")
-    assert sessions["a"].interrupted
+    for come_back in (session("c"), session("c", done=b"an older attempt")):
+        sessions["c"] = come_back
+        tell(sessions, "c", "a")
+        assert sessions["a"].interrupted
+        sessions["a"].interrupted = False
 
 
 def test_an_older_word_of_the_same_process_changes_nothing() -> None:
     sessions = {name: session(name) for name in NAMES}
+    meet(sessions)
     old, _, _ = sessions["a"].frame("b", units=False)
+    sessions["a"].begin([])
+    for name in ("b", "c"):
+        tell(sessions, "a", name)
+        sessions[name].begin([])
     meet(sessions)
     sessions["b"].hear("a", old, [], 0.0)
     assert not sessions["b"].interrupted
@@ -218,3 +226,93 @@ def test_differences_are_told_for_people() -> None:
     assert difference(ours, b"\xff") == "another job"
     with pytest.raises(ValueError, match="at most"):
         job_text({"x": "y" * 20_000})
+
+
+STEPS = 7
+
+
+class Simulated:
+    """A party whose role, in each step, hears one message of every other and puts a checkpoint on its disk."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.labels: list[int] = []
+        self.result = b""
+        self.begins = 0
+        self.start()
+
+    def start(self) -> None:
+        """As a process that was killed comes back: with its disk alone."""
+        self.session = session(self.name, labels=self.labels, done=self.result)
+        self.heard: dict[str, bytes] = {}
+        self.sent = False
+
+    def step(self) -> None:
+        one = self.session
+        assert one.fault is None
+        if one.interrupted:
+            one.begin(self.labels)
+        if (attempt := one.agreed()) is not None:
+            self.begins += 1
+            self.view, self.at = attempt.view, attempt.label + 1
+            self.labels = [label for label in self.labels if label <= attempt.label]
+            self.result, self.heard, self.sent = b"", {}, False
+        if one.phase != "running":
+            return
+        others = [name for name in NAMES if name != self.name]
+        body = self.view + bytes([self.at])
+        if not self.sent:
+            for other in others:
+                one.put(other, "step", body)
+            self.sent = True
+        for other in others:
+            if other not in self.heard and (message := one.channel(other).pop()) is not None:
+                assert message.body == body
+                self.heard[other] = message.body
+        if len(self.heard) < len(others):
+            return
+        if len(self.labels) >= KEEP - 1 and one.behind(self.labels[1 - KEEP]) is not None:
+            return
+        self.labels = [*self.labels, self.at][-KEEP:]
+        one.kept(self.at)
+        self.at, self.heard, self.sent = self.at + 1, {}, False
+        if self.at == STEPS:
+            self.result = self.view
+            one.finished()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_dies_and_whatever_is_lost_all_end_with_one_run(seed: int) -> None:
+    generator = random.Random(seed)
+    parties = {name: Simulated(name) for name in NAMES}
+    flying: list[tuple[str, str, int, Frame, list[bytes]]] = []
+    boots = dict.fromkeys(NAMES, 0)
+    deaths = 0
+    for turn in range(6_000):
+        calm = turn > 2_500
+        if calm and all(one.session.all_done() for one in parties.values()):
+            break
+        if not calm and generator.random() < 0.01:
+            name = generator.choice(NAMES)
+            # What a dead process had on its way may arrive still, but nothing reaches it.
+            flying = [one for one in flying if one[1] != name]
+            parties[name].start()
+            boots[name] += 1
+            deaths += 1
+        sender, receiver = generator.sample(NAMES, 2)
+        frame, data, _ = parties[sender].session.frame(receiver, units=True)
+        if calm or generator.random() < 0.7:
+            flying.append((sender, receiver, boots[sender], frame, data))
+        if flying and generator.random() < 0.9:
+            place = generator.randrange(min(len(flying), 4)) if not calm else 0
+            sender, receiver, boot, frame, data = (
+                flying[place] if generator.random() < 0.1 else flying.pop(place)
+            )
+            # A connection ends with its process: words of the one before do not overtake those of the next.
+            if boot == boots[sender]:
+                parties[receiver].session.hear(sender, frame, data, 0.0)
+        parties[generator.choice(NAMES)].step()
+    assert deaths > 5
+    assert all(one.session.all_done() for one in parties.values())
+    assert {one.result for one in parties.values()} == {parties["a"].result}
+    assert parties["a"].labels[-1] == STEPS - 1
