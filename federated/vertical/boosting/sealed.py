@@ -10,11 +10,12 @@ row, adds up, and before it answers adds
   decryption rounds away, the sum of its own errors times the 0/1 polynomials, tells them too. This one's second
   polynomial is u*p1*r1*r2 with a secret u, so no division leads back.
 
-What the second term promises is a heuristic bound, no proof: by sizes of independent coefficients (errors of deviation
-3.2, plaintext polynomials of about PLAIN / sqrt(12) and SLOTS coefficients) the errors of the sum stay below
-3.2 * PLAIN / sqrt(12) * sqrt(SLOTS) * sqrt(m) = 2^46.7 * sqrt(m) for m ciphertexts, those of the second term are about
-2^8.4 * (PLAIN / sqrt(12) * sqrt(SLOTS))^2 = 2^98.4: at m = 1,000 a factor of 2^46 hides them in each coefficient. They
-are products, not uniform noise. After it some 30 bits of the noise budget are left; a third factor would need 45.
+What the second term promises is a heuristic bound, no proof. By sizes of independent coefficients (errors of deviation
+3.2, plaintext polynomials of about PLAIN / sqrt(12) and SLOTS coefficients) the errors of a sum over m ciphertexts are
+about 3.2 * PLAIN / sqrt(12) * sqrt(SLOTS * m), those of the second term larger by another PLAIN / sqrt(12) *
+sqrt(SLOTS) / sqrt(m). Measured by the noise budget: of 129 bits a sum leaves 84 (m = 1) to 81 (m = 98), with the second
+term 37. So it is 2^47 to 2^44 times as large as what it covers; if it were uniform, 8,192 coefficients would betray the
+rows with an advantage below 2^-30. It is a product of polynomials, not uniform. A third factor would need 47 bits more.
 
 The second term is made with the guest's public key, so the promise is one against a guest that follows the protocol.
 """
