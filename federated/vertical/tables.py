@@ -69,9 +69,10 @@ class Table:
         return hashed.digest()
 
 
-def read_table(path: Path, *, id_column: str = "id", label_column: str | None = None) -> Table:
+def read_table(path: Path, *, id_column: str | None = "id", label_column: str | None = None) -> Table:
     """The table in ``path`` (``.csv`` with a header, or ``.parquet``). All other columns are features.
 
+    Without ``id_column`` rows are numbered from 1.
     An empty cell, ``NA`` or ``NaN`` is a missing feature. Raises TableRefused: not readable, a column that is not
     there, a cell that is no finite number, an empty or repeated id, a missing label.
     """
@@ -79,10 +80,13 @@ def read_table(path: Path, *, id_column: str = "id", label_column: str | None = 
         columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     except OSError as error:
         raise TableRefused(f"{path} cannot be read: {error.strerror or error}") from error
-    for wanted in (id_column, *(() if label_column is None else (label_column,))):
-        if wanted not in columns:
+    for wanted in (id_column, label_column):
+        if wanted is not None and wanted not in columns:
             raise TableRefused(f"{path} has no column {wanted!r}; it has {', '.join(list(columns)[:20])}")
-    ids = tuple("" if one is None else str(one).strip() for one in columns.pop(id_column))
+    if id_column is None:
+        ids = tuple(str(row + 1) for row in range(len(next(iter(columns.values())))))
+    else:
+        ids = tuple("" if one is None else str(one).strip() for one in columns.pop(id_column))
     _check_ids(ids, path)
     labels = None
     if label_column is not None:

@@ -122,10 +122,10 @@ def run(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="A kind of job; `headwater fl vertical kinds` lists them.")],
     data: Annotated[
-        Path,
+        str,
         typer.Option(
-            metavar="FOLDER[/PREFIX]",
-            help="Where the tables are: one with `guest` in its name, others with `host`.",
+            metavar="FOLDER[/PREFIX]|FILE|sklearn:NAME",
+            help="Where the tables are (one with `guest` in its name, others with `host`), or one table to split.",
         ),
     ],
     option: Annotated[
@@ -142,8 +142,12 @@ def run(
         bool, typer.Option("--coordinator", help="With one, where the job may have it.")
     ] = False,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes of each party for long work.")] = 1,
-    id_column: Annotated[str, typer.Option("--id", help="The column of ids.")] = "id",
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="The column of ids: `id`, or, of one FILE, rows are numbered.")
+    ] = None,
     label: Annotated[str, typer.Option(help="The guest's column of labels.")] = "y",
+    hosts: Annotated[int, typer.Option(min=1, max=8, help="How many hosts one table is split for.")] = 1,
+    overlap: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of its rows that all get.")] = 1.0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="For the parties' files; a new one in /tmp if left out."),
@@ -162,6 +166,7 @@ def run(
 
     limit_threads(os.environ)
     from services.vertical.jobs import find_kind
+    from services.vertical.splitting import halves, is_whole, open_whole, write_split
     from services.vertical.trial import (
         find_parties,
         parse_pairs,
@@ -175,9 +180,16 @@ def run(
         kind = find_kind(job)
         wanted: dict[str, Any] = {"what": job, "align": align, "seed": seed, "test": test}
         wanted |= {"options": parse_pairs(option or []), "psi": parse_pairs(psi or [])}
-        parties = find_parties(data, kind, coordinator=coordinator)
         folder = out or Path(tempfile.mkdtemp(prefix="headwater-vertical-"))
-        files = write_files(folder, parties, wanted, id_column=id_column, label_column=label, workers=workers)
+        tables = Path(data)
+        if is_whole(data):
+            whole = open_whole(data, id_column=id_column, label_column=label)
+            tables = folder / "tables"
+            write_split(whole, tables, halves(whole.names, hosts), overlap=overlap, seed=seed)
+            id_column, label = "id", "y"
+        parties = find_parties(tables, kind, coordinator=coordinator)
+        ids = id_column or "id"
+        files = write_files(folder, parties, wanted, id_column=ids, label_column=label, workers=workers)
         with waiting() as line:
             state: dict[str, str] = {}
 
@@ -188,7 +200,7 @@ def run(
 
             reports = run_trial(files, told)
             line("pooled models, for comparison")
-            together = pooled(files, parties, id_column, label)
+            together = pooled(files, parties, ids, label)
     report = whole_report(wanted, reports, together)
     (folder / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
     note(f"the parties' files, results and the report are in {folder}")
@@ -222,9 +234,15 @@ def serve(context: typer.Context) -> None:
 @app.command("split")
 def split(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A table of your own: CSV with a header, or Parquet.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A table of your own (CSV with a header, or Parquet), or sklearn:breast_cancer.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For guest.csv and the hosts' files.")],
-    label: Annotated[str, typer.Option(help="The column of labels; the guest gets it.")],
+    label: Annotated[str, typer.Option(help="The column of labels; the guest gets it.")] = "y",
     id_column: Annotated[
         str | None, typer.Option("--id", help="The column of ids; rows are numbered if left out.")
     ] = None,
@@ -241,20 +259,19 @@ def split(
 ) -> None:
     """Cut a table into a guest's and hosts', each in an order of its own, to try `run` on."""
     from services.cli.output import print_json, print_table
-    from services.vertical.splitting import columns_of, halves, split_file
+    from services.vertical.splitting import halves, open_whole, write_split
 
     with _refusals():
+        table = open_whole(source, id_column=id_column, label_column=label)
         if host:
             wanted = {name: columns.split(",") for name, _, columns in (one.partition("=") for one in host)}
         else:
-            wanted = halves(columns_of(file, id_column, label), hosts)
+            wanted = halves(table.names, hosts)
         if bad := [name for name in wanted if "host" not in name or not name.isidentifier()]:
             raise CommandFailed(
                 Exit.USAGE, f"{bad[0]!r}: a host's name is a word with `host` in it, so that `run` finds it"
             )
-        found = split_file(
-            file, out, wanted, id_column=id_column, label_column=label, overlap=overlap, seed=seed
-        )
+        found = write_split(table, out, wanted, overlap=overlap, seed=seed)
     rows = [(name, str(path), count, columns) for name, (path, count, columns) in found.items()]
     if context.obj.json:
         print_json([dict(zip(("party", "file", "rows", "columns"), row, strict=True)) for row in rows])

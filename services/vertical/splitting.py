@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from federated.vertical.tables import Table, TableRefused, read_table, write_csv
+
+SKLEARN: Final = "sklearn:"
+BUNDLED: Final = ("breast_cancer", "digits", "wine", "iris", "diabetes")
+"""What scikit-learn brings along, without a download."""
 
 
 def split_table(
@@ -40,24 +45,41 @@ def split_table(
     return found
 
 
-def split_file(
-    path: Path,
-    out: Path,
-    hosts: Mapping[str, Sequence[str]],
-    *,
-    id_column: str | None,
-    label_column: str,
-    overlap: float,
-    seed: int,
-) -> dict[str, tuple[Path, int, int]]:
-    """Read ``path``, split it, and write ``out``/NAME.csv each: path, rows and columns by name.
+def open_whole(source: str, *, id_column: str | None, label_column: str) -> Table:
+    """The undivided table of a file, or of ``sklearn:NAME`` (scikit-learn's ``load_NAME``). Raises TableRefused.
 
-    Without ``id_column`` rows are numbered. Raises TableRefused.
+    Without ``id_column``, and in scikit-learn's tables, rows are numbered.
     """
-    if id_column is None:
-        table = _numbered(path, label_column)
-    else:
-        table = read_table(path, id_column=id_column, label_column=label_column)
+    if source.startswith(SKLEARN):
+        return _of_sklearn(source.removeprefix(SKLEARN))
+    return read_table(Path(source), id_column=id_column, label_column=label_column)
+
+
+def is_whole(source: str) -> bool:
+    """Whether ``source`` names an undivided table: a file, or one of scikit-learn's."""
+    return source.startswith(SKLEARN) or Path(source).is_file()
+
+
+def _of_sklearn(name: str) -> Table:
+    if name not in BUNDLED:
+        raise TableRefused(f"{SKLEARN}{name} is none of {', '.join(f'{SKLEARN}{one}' for one in BUNDLED)}")
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise TableRefused(
+            f"{SKLEARN}{name} comes with scikit-learn; `pip install headwater[datasets]` brings it"
+        ) from error
+    found = getattr(datasets, f"load_{name}")()
+    features = np.asarray(found.data, np.float64)
+    names = tuple(str(one).replace(" ", "_") for one in found.feature_names)
+    ids = tuple(str(row + 1) for row in range(len(features)))
+    return Table(ids, features, names, np.asarray(found.target, np.float64))
+
+
+def write_split(
+    table: Table, out: Path, hosts: Mapping[str, Sequence[str]], *, overlap: float, seed: int
+) -> dict[str, tuple[Path, int, int]]:
+    """Split ``table``, and write ``out``/NAME.csv each: path, rows and columns by name. Raises TableRefused."""
     found: dict[str, tuple[Path, int, int]] = {}
     out.mkdir(parents=True, exist_ok=True)
     for name, part in split_table(table, hosts, overlap=overlap, seed=seed).items():
@@ -74,33 +96,3 @@ def halves(names: Sequence[str], hosts: int) -> dict[str, list[str]]:
         raise TableRefused(f"{len(names)} columns are too few for a guest and {hosts} hosts")
     called = ["host"] if hosts == 1 else [f"host{place + 1}" for place in range(hosts)]
     return {name: [names[place] for place in part.tolist()] for name, part in zip(called, parts, strict=True)}
-
-
-def columns_of(path: Path, id_column: str | None, label_column: str) -> list[str]:
-    """The feature columns of ``path``. Raises TableRefused."""
-    table = (
-        _numbered(path, label_column)
-        if id_column is None
-        else read_table(path, id_column=id_column, label_column=label_column)
-    )
-    return list(table.names)
-
-
-def _numbered(path: Path, label_column: str) -> Table:
-    """A table without ids, its rows numbered from 1."""
-    import tempfile
-
-    if path.suffix == ".parquet":
-        raise TableRefused(f"{path}: rows of Parquet are numbered by a column of its own; name it with --id")
-    try:
-        text = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableRefused(f"{path} cannot be read: {error}") from error
-    lines = [line for line in text if line]
-    if not lines:
-        raise TableRefused(f"{path} is empty: a header is expected")
-    with tempfile.TemporaryDirectory() as folder:
-        beside = Path(folder) / path.name
-        numbered = [f"__row__,{lines[0]}", *(f"{row},{line}" for row, line in enumerate(lines[1:], 1))]
-        beside.write_text("\n".join(numbered) + "\n", encoding="utf-8")
-        return read_table(beside, id_column="__row__", label_column=label_column)

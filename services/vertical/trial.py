@@ -179,7 +179,7 @@ def run_trial(
             if "report" in line:
                 reports[name] = line["report"]
             told(name, line)
-        return reports
+        return {name: reports[name] for name in files}
     finally:
         for process in running.values():
             if process.poll() is None:

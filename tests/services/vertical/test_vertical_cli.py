@@ -17,7 +17,7 @@ from services.cli.exits import Exit
 from services.vertical.config import ConfigRefused, load_party, parse_party
 from services.vertical.jobs import JobRefused, find_kind, parse_options
 from services.vertical.report import read_reports, tables
-from services.vertical.splitting import halves, split_table
+from services.vertical.splitting import halves, is_whole, open_whole, split_table
 from services.vertical.trial import find_parties, parse_pairs, write_files
 from services.vertical.workers import Processes, workers
 from tests.support.vertical import ROOT, party_files
@@ -204,6 +204,25 @@ def test_tables_are_found_by_name_and_a_coordinator_joins_where_needed(tmp_path:
     config = load_party(files["host1"])
     assert config.job.options == {"text": 'a"b\\', "on": True}
     assert config.agreed() == load_party(files["coordinator"]).agreed()
+
+
+def test_one_table_may_be_a_file_or_one_of_scikit_learns(tmp_path: Path) -> None:
+    own = own_table(tmp_path)
+    assert is_whole(str(own))
+    assert not is_whole(str(tmp_path))
+    assert open_whole(str(own), id_column="id", label_column="y").ids[:2] == ("u0", "u1")
+    bare = tmp_path / "bare.csv"
+    bare.write_text('y,x\n1,"2"\n0,3\n')
+    assert open_whole(str(bare), id_column=None, label_column="y").ids == ("1", "2")
+    pytest.importorskip("sklearn", reason="the extra `datasets` is not installed")
+    assert is_whole("sklearn:wine")
+    wine = open_whole("sklearn:wine", id_column=None, label_column="y")
+    assert wine.features.shape == (178, 13)
+    assert wine.names[0] == "alcohol"
+    assert wine.labels is not None
+    assert set(wine.labels.tolist()) == {0.0, 1.0, 2.0}
+    with pytest.raises(TableRefused, match="none of sklearn:breast_cancer"):
+        open_whole("sklearn:boston", id_column=None, label_column="y")
 
 
 def test_splitting_shares_rows_and_parts_columns(tmp_path: Path) -> None:
