@@ -91,7 +91,12 @@ def check(context: typer.Context) -> None:
 
 
 @app.command("party")
-def party(context: typer.Context) -> None:
+def party(
+    context: typer.Context,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget checkpoints and results of this job: all begin anew.")
+    ] = False,
+) -> None:
     """Take part in a job as the party of --config FILE, until all parties have their results.
 
     A party that was stopped goes on from the last checkpoint that all parties have, and so do the others.
@@ -113,6 +118,7 @@ def party(context: typer.Context) -> None:
                 prepare(config, several),
                 progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
                 listening=lambda port: note(f"{config.party.name} listens on port {port}"),
+                fresh=fresh,
             )
     _show(context, {"job": config.job.model_dump(mode="json"), "parties": {config.party.name: report}})
 
@@ -318,6 +324,8 @@ def _show(context: typer.Context, report: dict[str, Any]) -> None:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """What parties may meet with, each with the exit code that says what to do."""
+    import zmq
+
     from federated.vertical.parties import PeerAborted, PeerFault
     from federated.vertical.tables import TableRefused
     from services.vertical.config import ConfigRefused
@@ -350,7 +358,13 @@ def _refusals() -> Iterator[None]:
         raise CommandFailed(
             Exit.NOT_READY, str(error), "Start that party again: all go on from their last checkpoint."
         ) from error
+    except zmq.ZMQError as error:
+        code = Exit.ADDRESS_IN_USE if error.errno == zmq.EADDRINUSE else Exit.SETTINGS
+        raise CommandFailed(code, f"party.listen: {error}", "Choose another address.") from error
     except TrialFailed as error:
         raise CommandFailed(
             Exit.REFUSED, str(error), "errors.txt beside each party's file says more."
         ) from error
+    except ValueError as error:
+        # A role refuses what it was given: ids that are none, batches that would tell labels.
+        raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the table or the job's options.") from error

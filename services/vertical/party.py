@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from services.vertical.runner import RUN, Patience, Runner, Traffic
 from services.vertical.session import Session, job_text
 from services.vertical.store import StateFolder, read_whole, write_whole
 
+_log = logging.getLogger(__name__)
 MODEL: Final = "part.model"
 ROWS: Final = "rows.csv"
 REPORT: Final = "report.json"
@@ -82,17 +84,23 @@ def run_party(
     *,
     progress: Callable[[Progress], None] = lambda progress: None,
     listening: Callable[[int], None] = lambda port: None,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """Take part until all parties have their results; the report, which ``report.json`` has, too.
 
-    ``listening`` is told the port. Raises PeerFault, PeerGone, StateInUse, StateDamaged, ZMQError, and what our own
-    role raises.
+    ``listening`` is told the port. ``fresh``: forget checkpoints and results, so that all begin anew.
+    Raises PeerFault, PeerGone, StateInUse, StateDamaged, ZMQError, and what our own role raises.
     """
     config = prepared.config
     me, peers = config.party.name, tuple(config.peers)
     store = StateFolder(prepared.folder)
     try:
+        if fresh:
+            store.clear()
+        store.belongs_to(b"" if prepared.table is None else prepared.table.fingerprint())
         before = store.result()
+        if before is not None:
+            _log.info("%s: this job was done before, and its result is here; --fresh begins anew", me)
         done = b"" if before is None else bytes.fromhex(str(before.figures[RUN]))
         session = Session(peers, config.agreed(), labels=store.labels(), done=done, me=me)
         addresses = {name: Peer(bytes.fromhex(peer.key), peer.address) for name, peer in config.peers.items()}

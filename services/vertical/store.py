@@ -2,6 +2,7 @@
 
     checkpoint-LABEL    magic, SHA-256 of the rest, the state
     result              the same of the part's result
+    table               the digest of the table that they belong to
 
 Only the last ``KEEP`` checkpoints are kept; the runner never runs further ahead of a peer than that. One process may
 hold a folder at a time.
@@ -78,6 +79,23 @@ class StateFolder:
         """The result, where there is one. Raises StateDamaged."""
         path = self.folder / "result"
         return read_result(read_whole(path)) if path.exists() else None
+
+    def clear(self) -> None:
+        """Forget all of it: the job begins anew."""
+        for label in self.labels():
+            (self.folder / f"checkpoint-{label}").unlink(missing_ok=True)
+        for name in ("result", "table"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def belongs_to(self, table: bytes) -> None:
+        """What is kept here is of the table with this digest. Raises StateDamaged where it is of another: positions of
+        rows would mean other people."""
+        path = self.folder / "table"
+        if path.exists() and read_whole(path) != table:
+            raise StateDamaged(
+                f"{self.folder} is of another table than the one there is now; --fresh begins the job anew"
+            )
+        write_whole(path, table)
 
     def close(self) -> None:
         """Let others have the folder."""

@@ -1,7 +1,7 @@
 """A host's end of joint inference: answers a guest with its share for the rows that are asked for by name.
 
 Codes of failures: ``unknown`` (no such party or method), ``malformed``, ``another-model`` (the parts are of different
-runs), ``too-many`` (more rows than this host takes at once, or in a minute).
+runs), ``internal``, ``too-many`` (more rows than this host takes at once, or in a minute).
 """
 
 from __future__ import annotations
@@ -101,7 +101,12 @@ class ServingHost:
         while not stop.is_set():
             self._server.wait(0.1)
             while (call := self._server.take()) is not None:
-                self._answer(call)
+                try:
+                    self._answer(call)
+                except Exception:
+                    # One request that cannot be answered, or written down, must not end the others'.
+                    _log.exception("a request could not be answered")
+                    self._server.fail(call, "internal", "the host failed; its log says why")
 
     def _answer(self, call: Call) -> None:
         guest = self._guests.get(call.key)
@@ -133,7 +138,7 @@ class ServingHost:
         index = self._rows[guest]
         here = np.array([name in index for name in wanted], np.bool_)
         rows = np.array([index[name] for name in wanted if name in index], np.int64)
-        share = np.asarray(self._part.partial(self._table.features[rows]))
+        share = np.asarray(self._part.partial(self._table.features[rows])) if len(rows) else np.empty(0)
         self._audit.write(guest, len(wanted), digest, "answered", here=len(rows), **told)
         self._server.answer(call, _encoder.encode(Share(self._run)), (here, share))
 

@@ -19,7 +19,9 @@ from services.rpc.security import KeyPair, Security
 from services.vertical.config import PartyConfig, load_party
 from services.vertical.keys import load_party_keys
 from services.vertical.network import METHOD
+from services.vertical.party import Prepared, prepare, run_party
 from services.vertical.session import Frame, Session
+from services.vertical.store import StateDamaged
 from tests.support.vertical import ROWS, PartyProcess, party_files
 
 ROLES = {"bank": "guest", "post": "host", "shop": "host"}
@@ -107,6 +109,21 @@ def test_a_party_that_comes_back_after_the_end_has_its_result(tmp_path: Path) ->
         with processes(files) as running:
             reports = [one.until("report")["report"] for one in running.values()]
         assert [report["figures"]["total"] for report in reports] == [2 * ROWS * 2.0] * 2
+    # Another table: positions of rows would mean other people.
+    rows = files["shop"].with_name("rows.csv")
+    rows.write_text(rows.read_text().replace(",2\n", ",3\n"))
+    prepared = _prepared(files["shop"])
+    with pytest.raises(StateDamaged, match="--fresh begins the job anew"):
+        run_party(prepared)
+    with processes({"bank": files["bank"]}) as running:
+        assert run_party(prepared, fresh=True)["figures"]["total"] == 2 * ROWS * 3.0
+        assert running["bank"].until("report")["report"]["figures"]["total"] == 2 * ROWS * 3.0
+
+
+def _prepared(file: Path) -> Prepared:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HEADWATER_VERTICAL_KINDS", "sums=tests.support.vertical_sums:KIND")
+        return prepare(load_party(file))
 
 
 class Impostor:
