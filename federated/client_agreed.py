@@ -8,6 +8,7 @@ joins again, are refused.
 from __future__ import annotations
 
 import tomllib
+from dataclasses import asdict
 from typing import Final
 
 from federated.client_folder import DeviceFolder
@@ -31,12 +32,22 @@ def require_terms(job: FederatedJob, folder: DeviceFolder, agreed: FederatedJob 
                 f"what this device agreed to ({folder.place('agreed')}) cannot be read: {error}"
             ) from error
     for section in _SECTIONS if agreed is not None else ():
-        theirs, ours = getattr(job, section), getattr(agreed, section)
-        if theirs != ours:
+        theirs, ours = asdict(getattr(job, section)), asdict(getattr(agreed, section))
+        others = [
+            f"{name} = {value!r} where it was {ours[name]!r}"
+            for name, value in theirs.items()
+            if value != ours[name]
+        ]
+        if others:
             raise JobRefused(
-                f"the servers' [{section}] is {how}: {theirs} where it was {ours}; whoever agrees to the new one says "
-                "so by --agreed and the job's file"
+                f"the servers' [{section}] is {how}: {', '.join(others)}; whoever agrees to the new one says so by "
+                "--agreed and the job's file"
             )
+
+
+def keep_terms(job: FederatedJob, folder: DeviceFolder) -> None:
+    """The device takes part in ``job``: how that protects it is what it goes by from now on."""
+    before = folder.agreed()
     protected = job.privacy.mechanism != "none" or job.secure_aggregation.protocol != "none"
     if (protected or before is not None) and job.to_toml() != before:
         folder.keep_agreed(job.to_toml())

@@ -13,17 +13,17 @@ it. ``python -m federated.client`` runs it over HTTP; it needs Python and NumPy,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
-from urllib.parse import quote
 
 import numpy as np
 
-from federated.client_folder import DeviceFolder, LedgerUnreadable, Memory, Pending
+from federated.client_folder import DeviceFolder, Memory, Pending
 from federated.client_held import HeldModel
 from federated.client_http import Answer, Call
+from federated.client_privacy import privacy_spent
+from federated.client_requests import Requests, problem_code
 from federated.client_secure import Next, RoundLost, SecureRound, ServerDistrusted, begin_round, mask_update
 from federated.client_steps import Budget, Done, Spent, Terms, Train, Wait
 from federated.client_trainer import Trainer, client_number
@@ -36,7 +36,7 @@ from federated.device import (
 )
 from federated.frames import FrameRefused
 from federated.payload import encode_update, shared_seed
-from federated.privacy.budget import report_epsilon, terms_of
+from federated.privacy.budget import terms_of
 from federated.privacy.protection import report_update
 from federated.privacy.randomness import SYSTEM, Randomness
 from federated.privacy.section import DISTRIBUTED, LOCAL
@@ -47,14 +47,12 @@ from federated.rounds.messages import (
     NotYet,
     Refused,
     Reply,
-    StartRequest,
-    UploadRequest,
 )
 from federated.secagg.quantise import Perturb, ValuesRefused
 from federated.secagg.updates import start_digest
 from federated.selection import DeviceFacts
 from federated.weights import Array
-from federated.wire import decode_model, decode_reply, digest_of, encode_start, encode_upload
+from federated.wire import decode_model, decode_reply
 
 LONGEST_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 0.25
@@ -102,7 +100,7 @@ class Device:
         self._budget = budget or Budget()
         self._randomness = randomness
         self._began = now
-        self._path = f"/v1/fl/jobs/{quote(terms.job, safe='')}/clients/{quote(client, safe='')}"
+        self._requests = Requests(terms.job, client)
         self._step = _Step.START
         self._wait: Wait | None = None
         self._done: Done | None = None
@@ -134,7 +132,7 @@ class Device:
                 return self._wait
             self._wait = None
         if self._step in (_Step.START, _Step.MODEL, _Step.TRAIN):
-            self._done = self._spent_privacy()
+            self._done = privacy_spent(self._terms.job, self._terms.protection, self._folder)
             if self._done is not None:
                 return self._done
         if self._step is _Step.TRAIN:
@@ -255,57 +253,22 @@ class Device:
     # What to send.
 
     def _call(self) -> Call:
-        pending = self._pending
+        pending, requests = self._pending, self._requests
         if self._step is _Step.START:
             self._round_began = self.spent.sent + self.spent.received
-            held = 0 if self._held.version is None else self._held.version + 1
-            return Call(
-                "POST", f"{self._path}/start", encode_start(StartRequest(self._client, self._facts, held))
-            )
+            return requests.start(self._facts, self._held.version)
         if self._step is _Step.STAGE:
             assert self._secure is not None
             return self._secure.call()
         if self._step is _Step.MODEL:
             assert self._admitted is not None
-            held_query = "" if self._held.version is None else f"?held={self._held.version}"
-            return Call("GET", f"{self._path}/models/{self._admitted.version}{held_query}")
+            return requests.model(self._admitted.version, self._held.version)
         assert pending is not None
         if self._step is _Step.UPLOAD:
-            request = UploadRequest(
-                self._client, pending.iteration, pending.ticket, digest_of(pending.body), pending.examples,
-                pending.steps, pending.loss,
-            )  # fmt: skip
-            return Call(
-                "POST", f"{self._path}/uploads", encode_upload(request, pending.body if self._whole else None)
-            )
-        path = f"{self._path}/uploads/{digest_of(pending.body).hex()}"
-        headers = {"X-Iteration": str(pending.iteration), "X-Ticket": pending.ticket.hex()}
+            return requests.upload(pending, self._whole)
         if self._step is _Step.ASK_PARTS:
-            return Call("HEAD", path, b"", headers)
-        part = pending.body[self._offset : self._offset + self._terms.part_bytes]
-        return Call("PUT", path, part, {**headers, "Upload-Offset": str(self._offset)})
-
-    def _spent_privacy(self) -> Done | None:
-        """The end, where another report would exceed this device's privacy budget, or cannot be added to those that
-        have left: a server may say other terms than it did when they were promised."""
-        section, most = self._terms.protection.section, self._terms.protection.most_reports
-        try:
-            ledger = self._folder.ledger()
-        except LedgerUnreadable as error:
-            return Done("budget", str(error))
-        if ledger.reports and ledger.terms != terms_of(section):
-            return Done(
-                "budget",
-                f"{ledger.reports} reports have left under other terms of privacy than job {self._terms.job} has now: "
-                "what all cost together is not known; a new job, or a new state folder, begins anew",
-            )
-        if most is None or ledger.reports < most:
-            return None
-        spent = report_epsilon(section, ledger.reports)
-        return Done(
-            "budget",
-            f"{ledger.reports} reports have spent {spent:.4g} of the privacy budget {section.budget_epsilon:g}",
-        )
+            return requests.parts_there(pending)
+        return requests.part(pending, self._offset, self._terms.part_bytes)
 
     def _affords(self, call: Call) -> bool:
         """Whether the step fits into what is left: its body, the longest reply there may be, and both heads. A round is
@@ -371,7 +334,7 @@ class Device:
             self._wait = Wait(reply.come_back_at, reply.code)
 
     def _problem(self, answer: Answer, now: float) -> None:
-        code = _code(answer.body)
+        code = problem_code(answer.body)
         if code == "stage_early":
             self._wait = Wait(now + self._pause_s(), code)
         elif code == "stage_over" or (self._step is _Step.STAGE and answer.status in _WITHOUT_IT):
@@ -440,7 +403,7 @@ class Device:
                 self._terms.secure,
                 self._terms.job,
                 self._client,
-                self._path,
+                self._requests.path,
                 admitted.iteration,
                 admitted.ticket,
             )
@@ -480,15 +443,6 @@ class Device:
         if self._secure is not None:
             self._secure.close()
             self._secure = None
-
-
-def _code(body: bytes) -> str:
-    """The code of a problem document (RFC 9457), empty where there is none."""
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return ""
-    return str(document.get("code", "")) if isinstance(document, dict) else ""
 
 
 def summary(device: Device, done: Done) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from federated.client_agreed import require_terms
+from federated.client_agreed import keep_terms, require_terms
 from federated.client_device import Device, summary
 from federated.client_folder import DeviceFolder
 from federated.client_http import Call, Clock, HttpTransport, NetworkLost
@@ -262,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 terms_of(job), job, given.client, folder, transport, clock,
                 registrar=given.registrar, certificate=given.signing_certificate,
             )  # fmt: skip
+            keep_terms(job, folder)
         except (OSError, ValueError) as error:  # no such job, no such file, or rows that do not fit
             parser.exit(1, f"error: {error}\n")
         device = Device(

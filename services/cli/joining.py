@@ -72,7 +72,7 @@ def join(
     """
     import random
 
-    from federated.client_agreed import require_terms
+    from federated.client_agreed import keep_terms, require_terms
     from federated.client_device import Device, summary
     from federated.client_folder import DeviceFolder
     from federated.client_http import Clock, HttpTransport
@@ -140,6 +140,7 @@ def join(
                 f"signing keys go by registrar {terms.secure.registrar.hex()}, which the servers named: where they are "
                 "not trusted with it, ask its operator and give --registrar"
             )
+        keep_terms(found, kept)
         budget = Budget(rounds, budget_seconds, budget_bytes)
         device = Device(
             client,

@@ -196,14 +196,15 @@ class TestOwnRows:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         wide = self.save(tmp_path, np.ones((2, FEATURES + 1), np.float32), np.zeros(2, np.int64))
+        words = ["--client", "0", "--data", str(wide), "--state", str(tmp_path / "kept")]
         with servers(tmp_path) as running:
             url = running[0][1]
             create(url, job(clients=2))
             with pytest.raises(SystemExit) as ended:
-                main(["--server", url, "--job", "job", "--client", "0", "--data", str(wide)])
+                main(["--server", url, "--job", "job", *words])
             assert ended.value.code == 1
             with pytest.raises(SystemExit) as ended:
-                headwater(["fl", "join", url, "--client", "0", "--data", str(wide)])
+                headwater(["fl", "join", url, *words])
             assert ended.value.code == Exit.BAD_INPUT
             assert ask(url, "GET", "/v1/fl/jobs")["jobs"][0]["starts"] == 0
         told = capsys.readouterr().err

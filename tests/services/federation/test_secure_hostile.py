@@ -316,6 +316,7 @@ def test_servers_that_protect_less_than_when_the_device_first_joined_are_refused
         assert ended.value.code == 1
         told = capsys.readouterr().err
         assert "[secure_aggregation] is not the one that this device joined under" in told
+        assert "protocol = 'none' where it was 'secagg'" in told
         assert "--agreed" in told
         with pytest.raises(SystemExit) as ended:
             headwater(["fl", "join", url, *words, "--budget-seconds", "0.5"])
@@ -376,18 +377,17 @@ def test_a_device_without_cryptography_is_told_what_to_install(
     )
     with pytest.raises(JobRefused, match="pip install cryptography"):
         terms_of(secure_job())
+    words = ["--client", "0", "--data", str(tmp_path / "rows.npz"), "--state", str(tmp_path / "kept")]
     np.savez(tmp_path / "rows.npz", inputs=rows("0")[0], labels=rows("0")[1])
     with servers(tmp_path) as running:
         url = running[0][1]
         create(url, secure_job())
         with pytest.raises(SystemExit) as ended:
-            device_main(
-                ["--server", url, "--job", "job", "--client", "0", "--data", str(tmp_path / "rows.npz")]
-            )
+            device_main(["--server", url, "--job", "job", *words])
         assert ended.value.code == 1
         assert "pip install cryptography" in capsys.readouterr().err
         with pytest.raises(SystemExit) as ended:
-            headwater(["fl", "join", url, "--client", "0", "--data", str(tmp_path / "rows.npz")])
+            headwater(["fl", "join", url, *words])
         assert ended.value.code == Exit.BAD_INPUT
         assert "pip install cryptography" in capsys.readouterr().err
 
