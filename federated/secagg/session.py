@@ -284,8 +284,9 @@ class Session:
 
     def _close(self, header: Header) -> Header:
         answered, stages = self._count(header), self.plan.stages
-        if answered < self.plan.least:
-            reason = f"{answered} clients answered {header.stage.name}, {self.plan.least} are needed"
+        needed = self.plan.least if header.stage <= Stage.MASKED else self.plan.opening
+        if answered < needed:
+            reason = f"{answered} clients answered {header.stage.name}, {needed} are needed"
             return header._replace(stage=Stage.FAILED, reason=reason)
         place = stages.index(header.stage) + 1
         following = stages[place] if place < len(stages) else Stage.REVEAL

@@ -42,9 +42,10 @@ class PlanRefused(ValueError):
 class Plan:
     """What every party of a job knows beforehand. ``make_plan`` proves it.
 
-    ``most`` clients at most in an iteration; a stage that ends with fewer than ``least`` fails. ``degree`` neighbours
-    hold a client's shares, ``threshold`` of which give a secret back, ``colluding`` of which may work with the server.
-    A vector has ``length`` elements: whole weights up to ``max_weight`` times integers up to ``bound`` in magnitude, in
+    ``most`` clients at most in an iteration; a stage that ends with fewer than ``least`` fails, since the sum would be
+    one of fewer. Once the sum stands, ``opening`` are enough to take the masks off. ``degree`` neighbours hold a
+    client's shares, ``threshold`` of which give a secret back, ``colluding`` of which may work with the server. A
+    vector has ``length`` elements: whole weights up to ``max_weight`` times integers up to ``bound`` in magnitude, in
     steps of 2**-``step_bits``; values are clipped to ``clip_steps`` steps, the rest of the bound is for noise.
     """
 
@@ -52,6 +53,7 @@ class Plan:
     malicious: bool
     most: int
     least: int
+    opening: int
     degree: int
     threshold: int
     colluding: int
@@ -169,10 +171,11 @@ def make_plan(
     if surviving < least:
         raise PlanRefused(
             f"{surviving} of {clients} clients remain at dropouts {section.dropouts:g}, but {least} are needed: lower "
-            "threshold, colluding or dropouts, or admit more clients"
+            + ("dropouts or the round's ratio" if least > floor else "threshold, colluding or dropouts")
+            + ", or admit more clients"
         )
     return Plan(
-        section.protocol, section.malicious, clients, least, degree, threshold, colluding, length,
+        section.protocol, section.malicious, clients, least, floor, degree, threshold, colluding, length,
         clip_steps, bound, weight, section.step_bits, ring, section.stage_window_s,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -131,6 +131,19 @@ def test_the_threshold_is_enough_and_one_less_is_not(malicious: bool, last: Stag
             assert (found.total == plain_sum(given, given)).all()
         else:
             assert f"{of.threshold + 1} are needed" in found.reason
+
+
+@pytest.mark.parametrize(("protocol", "malicious"), VARIANTS)
+def test_a_sum_that_many_must_be_in_is_opened_by_fewer(protocol: str, malicious: bool) -> None:
+    of = replace(crowd_plan(protocol, malicious), least=crowd_plan(protocol, malicious).most)
+    given = inputs(of)
+    last = Stage.CONSISTENT if malicious else Stage.UNMASK
+    found = run(of, given, {next(iter(given)): last})
+    assert found.total is not None, found.reason
+    assert (found.total == plain_sum(given, given)).all()
+    found = run(of, given, {next(iter(given)): Stage.MASKED})
+    assert found.total is None
+    assert found.reason == f"{of.most - 1} clients answered MASKED, {of.most} are needed"
 
 
 @pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASKED])
