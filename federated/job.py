@@ -245,9 +245,9 @@ class FederatedJob:
         warning = None
         if fewest > expected / 2.0:
             warning = (
-                f"an iteration needs {fewest} clients of the {expected:g} that are drawn on average: if many of "
-                f"data.clients {population} cannot be reached, that it was valid tells who was drawn, and epsilon is "
-                "too low; lower rounds.start_fl_job_threshold"
+                f"an iteration needs {fewest} clients of the {expected:g} that are drawn on average, and is invalid "
+                f"when fewer are: if many of data.clients {population} cannot be reached, that it was valid tells who "
+                "was drawn, and epsilon is too low; lower rounds.start_fl_job_threshold (--cohort)"
             )
         return selection.rate_if_valid(population, fewest), warning
 

@@ -263,7 +263,11 @@ def make_selection(name: str, /, **options: float | int | bool) -> Selection:
         left -= known
         rules.append(RULES[part](**{option: options[option] for option in known}))
     if left:
-        raise SelectionRefused(f"selection {name!r} has no option {', '.join(sorted(left))}")
+        has = [field.name for part in names for field in fields(RULES[part])]  # type: ignore[arg-type]
+        raise SelectionRefused(
+            f"selection {name!r} has no option {', '.join(sorted(left))}; it has {', '.join(has) or 'none'}, and "
+            f"selection.name is one of {', '.join(RULES)}"
+        )
     return rules[0] if len(rules) == 1 else AllOf(tuple(rules))
 
 

@@ -194,6 +194,9 @@ def _not_its_own(facts: Facts) -> str | None:
     if mechanism == "none":
         if privacy.budget_epsilon:
             return "a budget without a mechanism is not kept by anything: set privacy.mechanism"
+        for name in ("epsilon", "delta", "noise_multiplier"):
+            if getattr(privacy, name) != getattr(usual, name):
+                return f"privacy.{name} without a mechanism protects nobody: set privacy.mechanism"
         return None
     one_report = (privacy.epsilon, privacy.delta) != (usual.epsilon, usual.delta)
     if mechanism == "signds" and (one_report or privacy.protects == "weights"):
@@ -208,6 +211,15 @@ def _not_its_own(facts: Facts) -> str | None:
         )
     if mechanism in LOCAL and privacy.noise_multiplier != usual.noise_multiplier:
         return f"{mechanism} adds the noise that its epsilon asks for: leave privacy.noise_multiplier out"
+    return None
+
+
+def _masks_not_on(facts: Facts) -> str | None:
+    if not facts.masked and (facts.secure.malicious or facts.secure.registrar):
+        return (
+            "secure_aggregation.malicious and registrar without a protocol mask nothing: set "
+            "secure_aggregation.protocol to secagg or secagg+"
+        )
     return None
 
 
@@ -226,4 +238,5 @@ RULES: Final[Sequence[Rule]] = (
     _clipped_weights,
     _compressed_sum,
     _not_its_own,
+    _masks_not_on,
 )

@@ -171,6 +171,9 @@ def simulate(
                 print(_statement(built, wanted).lines()[0])
             if built.simulation.world.spent:
                 print("it ended early: too few clients have privacy budget left for another iteration")
+            most = built.simulation.world.desk.rounds.settings.most_releases
+            if most and rows[-1].iteration < wanted.rounds.fl_iteration_num:
+                print(f"it ended early: after {most} releases another would exceed privacy.budget_epsilon")
             for line in summary(rows, found["final"]):
                 print(line)
 

@@ -94,7 +94,8 @@ def test_names_are_joined_and_options_go_to_whom_they_belong() -> None:
     [
         ("eligable", {}, "unknown or repeated"),
         ("random+random", {}, "unknown or repeated"),
-        ("random", {"shear": 1}, "no option shear"),
+        ("random", {"shear": 1}, "no option shear; it has "),
+        ("everyone", {"select": "poisson"}, "no option select; .* selection.name is one of .*poisson"),
         ("random", {"name": 1}, "no option name"),
         ("random", {"share": 0}, "share must be in"),
         ("eligible", {"battery": 30}, "battery must be in"),

@@ -182,6 +182,17 @@ def test_flags_go_before_the_file(simulate: Run, tmp_path: Path) -> None:
     assert written["strategy"] == {"name": "fedavg"}
 
 
+def test_a_run_that_its_budget_ends_says_so(simulate: Run) -> None:
+    budget = ("--with", "privacy.mechanism=central_gaussian", "--with", "privacy.budget_epsilon=7")
+    code, out, err = simulate(*QUICK, "--rounds", "30", *budget)
+    assert code == Exit.OK, err
+    # sigma = 1 at delta 1e-5: two releases cost 6.57, three more than 7.
+    assert "2 of 2 iterations were valid" in out
+    assert "it ended early: after 2 releases another would exceed privacy.budget_epsilon" in out
+    code, out, _ = simulate(*QUICK, "--rounds", "2", *budget)
+    assert "ended early" not in out
+
+
 def test_a_private_run_says_what_privacy_cost_and_that_a_simulation_has_none(
     simulate: Run, tmp_path: Path
 ) -> None:
