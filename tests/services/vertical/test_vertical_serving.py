@@ -274,3 +274,23 @@ def test_a_host_knows_only_its_guests(tmp_path: Path) -> None:
     assert host.port > 0
     host.close()
     log.close()
+
+
+def test_a_host_that_fails_at_one_request_answers_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties = trained(tmp_path, serve='deadline = "10s"\n')
+    sums = SumsPart.partial
+
+    def partial(self: SumsPart, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        if len(rows) == 2:
+            raise MemoryError("two are too many")
+        return sums(self, rows)
+
+    monkeypatch.setattr(SumsPart, "partial", partial)
+    monkeypatch.setattr(SumsPart, "alone", lambda self, rows: rows.sum(axis=1))
+    with serving(parties["shop"]), serving(parties["bank"]) as url:
+        failed = httpx.post(f"{url}/v1/predictions", json={"ids": ["5", "6"]}, timeout=20).json()
+        found = httpx.post(f"{url}/v1/predictions", json={"ids": ["5"]}, timeout=20).json()
+    assert (failed["hosts"], failed["degraded"]) == ({"shop": "internal"}, True)
+    assert (found["hosts"], found["degraded"]) == ({"shop": "answered"}, False)
