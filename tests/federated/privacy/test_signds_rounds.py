@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.bare import bare_device
 from support.federation import ask, create, model, servers, wait_for
 from support.federation import job as server_job
 from support.federation import rows as own_rows
@@ -25,32 +23,6 @@ from federated.sums import ContributionRefused
 from services.datasets.federations import open_federation
 from services.federation.assembly import assemble_job
 from services.simulation.evaluate import evaluator
-
-ROOT = Path(__file__).resolve().parents[3]
-# Whatever is neither Python's own, nor NumPy, nor ours cannot be imported.
-BARE = """
-import runpy, sys
-allowed = set(sys.stdlib_module_names) | {"numpy", "federated", "__main__"}
-class Bare:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in allowed:
-            raise ModuleNotFoundError(f"{name} is not on this device")
-sys.meta_path.insert(0, Bare())
-sys.argv[0] = "federated.client"
-runpy.run_module("federated.client", run_name="__main__")
-"""
-
-
-def bare_device(folder: Path, client: str, urls: list[str]) -> subprocess.Popen[bytes]:
-    inputs, labels = own_rows(client)
-    np.savez(folder / f"{client}.npz", inputs=inputs, labels=labels)
-    servers = [word for url in urls for word in ("--server", url)]
-    return subprocess.Popen(
-        [sys.executable, "-c", BARE, *servers, "--job", "job", "--client", client,
-         "--data", str(folder / f"{client}.npz"), "--state", str(folder / client), "--budget-seconds", "100"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
 
 
 def tables(**more: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -96,7 +68,7 @@ def test_real_devices_with_numpy_alone_vote_over_http(tmp_path: Path) -> None:
     with servers(tmp_path, 2) as running:
         urls = [url for _, url in running]
         create(urls[0], made)
-        devices = [bare_device(tmp_path, str(client), urls) for client in range(3)]
+        devices = [bare_device(tmp_path, str(client), urls, own_rows(str(client))) for client in range(3)]
         for process in devices:
             _, errors = process.communicate(timeout=110)
             assert process.returncode == 0, errors.decode()

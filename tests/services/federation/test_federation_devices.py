@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bare import ROOT, bare_device
 from support.federation import (
     CLASSES,
     FEATURES,
@@ -35,37 +35,9 @@ from federated.torch_client import torch_twin
 from services.cli.app import main as headwater
 from services.cli.exits import Exit
 
-ROOT = Path(__file__).resolve().parents[3]
-
-# A device as it is in the field: whatever is neither Python's own, nor NumPy, nor ours cannot be imported.
-BARE = """
-import runpy, sys
-allowed = set(sys.stdlib_module_names) | {"numpy", "federated", "__main__"}
-class Bare:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in allowed:
-            raise ModuleNotFoundError(f"{name} is not on this device")
-sys.meta_path.insert(0, Bare())
-sys.argv[0] = "federated.client"
-runpy.run_module("federated.client", run_name="__main__")
-"""
-
-
-def device(folder: Path, client: str, urls: Sequence[str]) -> subprocess.Popen[bytes]:
-    inputs, labels = rows(client)
-    data = folder / f"{client}.npz"
-    np.savez(data, inputs=inputs, labels=labels)
-    servers = [word for url in urls for word in ("--server", url)]
-    return subprocess.Popen(
-        [sys.executable, "-c", BARE, *servers, "--job", "job", "--client", client, "--data", str(data),
-         "--state", str(folder / client), "--budget-seconds", "100"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-
 
 def run_devices(folder: Path, clients: Sequence[str], urls: Sequence[str]) -> list[dict[str, object]]:
-    processes = [device(folder, client, urls) for client in clients]
+    processes = [bare_device(folder, client, urls, rows(client)) for client in clients]
     came = []
     for process in processes:
         told, errors = process.communicate(timeout=110)

@@ -6,13 +6,12 @@ import importlib.util
 import json
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.bare import bare_device
 from support.federation import Fleet, create, job, model, reference_of, rows, servers, wait_for
 from support.touched import Died, Touched
 
@@ -328,40 +327,25 @@ def test_servers_that_protect_less_than_when_the_device_first_joined_are_refused
         assert json.loads(capsys.readouterr().out)["ended"] == "seconds"
 
 
-# A device on which what is neither Python's own, nor ours, nor of the packages named cannot be imported.
-BARE = """
-import runpy, sys
-allowed = set(sys.stdlib_module_names) | {"federated", "__main__", *sys.argv.pop(1).split(",")}
-class Bare:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in allowed:
-            raise ModuleNotFoundError(f"{name} is not on this device")
-sys.meta_path.insert(0, Bare())
-sys.argv[0] = "federated.client"
-runpy.run_module("federated.client", run_name="__main__")
-"""
-
-
 def test_a_masking_device_needs_numpy_and_cryptography_alone(tmp_path: Path) -> None:
     made = secure_job(3, malicious=True)
-    np.savez(tmp_path / "rows.npz", inputs=rows("0")[0], labels=rows("0")[1])
-    words = ["--job", "job", "--client", "0", "--data", str(tmp_path / "rows.npz"), "--budget-seconds", "60"]
-    words += ["--state", str(tmp_path / "devices" / "0")]
+    folder = tmp_path / "devices"
+    folder.mkdir()
     with servers(tmp_path) as running:
         url = running[0][1]
         create(url, made)
 
-        def run(packages: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-c", BARE, packages, "--server", url, *words]
-            root = Path(__file__).resolve().parents[3]
-            return subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+        def run(packages: str) -> tuple[int, str, str]:
+            process = bare_device(folder, "0", [url], rows("0"), packages=packages)
+            told, errors = process.communicate(timeout=100)
+            return process.returncode, told.decode(), errors.decode()
 
-        refused = run("numpy")
-        assert refused.returncode == 1
-        assert refused.stderr.strip().endswith("pip install cryptography")
-        began = Fleet("job", [url], tmp_path / "devices").start(CLIENTS[1:3])
-        found = run("numpy,cryptography,_cffi_backend,cffi")
-        assert json.loads(found.stdout)["ended"] == "finished", found.stderr
+        code, _, errors = run("numpy")
+        assert code == 1
+        assert errors.strip().endswith("pip install cryptography")
+        began = Fleet("job", [url], folder).start(CLIENTS[1:3])
+        _, told, errors = run("numpy,cryptography,_cffi_backend,cffi")
+        assert json.loads(told)["ended"] == "finished", errors
         for thread in began.threads:
             thread.join(30)
         wait_for(url, phase="finished", valid=1)
