@@ -1,0 +1,1 @@
+"""A neural network split between companies: a tower at each, the top at the party with the labels."""

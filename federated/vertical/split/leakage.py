@@ -1,0 +1,66 @@
+"""What a curious party makes of what it is sent: labels from gradients, features from activations.
+
+Attacks: Li et al. 2022, "Label leakage and protection in two-party split learning" (norm and cosine of gradients);
+inversion of activations by a regression that was fitted on rows whose features the attacker knows otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from federated.vertical.parties import Transcript
+from federated.vertical.split.network import Integers, batches
+from federated.vertical.split.options import SplitOptions
+from federated.vertical.split.roles import read_rows
+from models.metrics import auc
+
+Floats = npt.NDArray[np.float64]
+
+
+def rows_sent(
+    transcript: Transcript,
+    options: SplitOptions,
+    rows: int,
+    seed: int,
+    *,
+    sender: str,
+    receiver: str,
+    epoch: int,
+) -> Floats:
+    """The activations or gradients [N, width] that ``receiver`` was sent in ``epoch``, in the joint order. The
+    transcript must hold bodies, from the first epoch on."""
+    kind = "activations" if receiver == "guest" else "gradients"
+    sent = transcript.of(sender=sender, receiver=receiver, kind=kind)
+    found, per_epoch = np.empty((rows, options.width)), len(sent) // options.epochs
+    parts: list[Integers] = list(batches(rows, options, seed, epoch))
+    for message, part in zip(sent[epoch * per_epoch : (epoch + 1) * per_epoch], parts, strict=True):
+        assert message.body is not None
+        found[part] = read_rows(message.body, sender, part, options)
+    return found
+
+
+def labels_by_norm(gradients: Floats, labels: Floats) -> float:
+    """How well gradients' norms tell labels of 0 and 1, as AUC; .5 is nothing. The rarer label has the longer ones."""
+    found = auc(labels, np.linalg.norm(gradients, axis=1))
+    return max(found, 1 - found)
+
+
+def labels_by_direction(gradients: Floats, labels: Floats, known: int) -> float:
+    """The same of the cosine with the gradient of row ``known``, whose label is 1 and which the attacker knows."""
+    lengths = np.maximum(np.linalg.norm(gradients, axis=1), 1e-30)
+    cosine = gradients @ gradients[known] / lengths / lengths[known]
+    others = np.arange(len(labels)) != known
+    return auc(labels[others], cosine[others])
+
+
+def features_by_inversion(activations: Floats, features: Floats, known: int, ridge: float = 1e-3) -> float:
+    """R² over the other rows, mean of columns, of features [N, F] that a ridge regression fitted on the first ``known``
+    rows tells from ``activations``; at least 0. Features are finite; columns that are constant do not count."""
+    live = features[:known].std(axis=0) > 0
+    inputs = np.hstack([activations, np.ones((len(activations), 1))])
+    moments = inputs[:known].T @ inputs[:known] / known + ridge * np.eye(inputs.shape[1])
+    weights = np.linalg.solve(moments, inputs[:known].T @ features[:known][:, live] / known)
+    truth = features[known:][:, live]
+    left = ((truth - inputs[known:] @ weights) ** 2).mean(axis=0) / np.maximum(truth.var(axis=0), 1e-30)
+    return float(np.maximum(1 - left, 0.0).mean())

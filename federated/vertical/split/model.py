@@ -1,0 +1,169 @@
+"""The parts of a trained split network, each at its own party."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from federated.privacy.randomness import SYSTEM
+from federated.vertical.linear.solver import Scaling
+from federated.vertical.parties import PeerFault
+from federated.vertical.split.network import MOST_PARAMETERS, GuestNet, Tower, fill, flat
+from federated.vertical.split.options import SplitOptions
+from federated.vertical.split.protection import noised_rows
+from federated.vertical.tables import MOST_COLUMNS
+from federated.vertical.wire import Arr, Expected, Text, pack, unpack
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+_FILE: Final = "this model"
+_FORMS: Final = ("split host 1", "split guest 1")
+_VECTOR: Final = Arr("<f8", (None,), MOST_COLUMNS)
+_COMMON: Final[dict[str, Expected]] = {
+    "form": Text(100),
+    "options": Text(10_000),
+    "mean": _VECTOR,
+    # Columns that were constant have an infinite deviation.
+    "deviation": Arr("<f8", (None,), MOST_COLUMNS, finite=False),
+    "weights": Arr("<f4", (None,), MOST_PARAMETERS),
+}
+_GUEST: Final[dict[str, Expected]] = _COMMON | {
+    "alone": Arr("<f4", (None,), MOST_PARAMETERS),
+    "values": Arr("<f8", (None,), 1_000),
+    "hosts": Text(10_000),
+}
+
+
+def as_input(scaling: Scaling, rows: Floats) -> torch.Tensor:
+    """``rows`` [N, F] scaled, float32."""
+    return torch.from_numpy(scaling.apply(rows).astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """A host's tower. ``net`` is not to be changed."""
+
+    options: SplitOptions
+    scaling: Scaling
+    net: Tower
+
+    def partial(self, rows: Floats) -> Singles:
+        """Activations [N, width] of ``rows`` [N, F], float32; with fresh noise where training had some."""
+        with torch.no_grad():
+            found: Singles = self.net(as_input(self.scaling, rows)).numpy()
+        if self.options.noise:
+            found = noised_rows(found, self.options.activation_clip, self.options, SYSTEM)
+        return found
+
+    def dump(self) -> bytes:
+        return pack(_fields(_FORMS[0], self.options, self.scaling, flat(self.net)))
+
+
+@dataclass(frozen=True, slots=True)
+class GuestModel:
+    """The top, the guest's tower, and a network of its own (``net_alone``) for answers without hosts.
+
+    ``values``: the labels in rising order, or mean and deviation of numbers."""
+
+    options: SplitOptions
+    scaling: Scaling
+    net: GuestNet
+    net_alone: GuestNet
+    values: Floats
+    hosts: tuple[str, ...]
+
+    def combine(self, rows: Floats, partials: Mapping[str, npt.NDArray[Any]]) -> Floats:
+        """Probabilities [N] or [N, C], numbers [N], or scores of pairs [N] (``in_batch``). Raises PeerFault for a share
+        that is none, ValueError where one is missing."""
+        if missing := [name for name in self.hosts if name not in partials]:
+            raise ValueError(f"no share of {', '.join(missing)}")
+        shares = []
+        for name in self.hosts:
+            share = partials[name]
+            if share.dtype != np.float32 or share.shape != (len(rows), self.options.width):
+                raise PeerFault(
+                    name, "malformed", f"a share of {share.dtype} {share.shape} for {len(rows)} rows"
+                )
+            if not np.isfinite(share).all():
+                raise PeerFault(name, "malformed", "a share that is not finite")
+            shares.append(torch.from_numpy(share.copy()))
+        return self._answer(self.net, rows, shares)
+
+    def alone(self, rows: Floats) -> Floats:
+        """The answers of the network that was trained on the guest's columns only."""
+        return self._answer(self.net_alone, rows, [])
+
+    def dump(self) -> bytes:
+        fields = _fields(_FORMS[1], self.options, self.scaling, flat(self.net)) | {
+            "alone": flat(self.net_alone),
+            "values": self.values,
+            "hosts": "\n".join(self.hosts),
+        }
+        return pack(fields)
+
+    def _answer(self, net: GuestNet, rows: Floats, shares: list[torch.Tensor]) -> Floats:
+        with torch.no_grad():
+            logits: torch.Tensor = net(as_input(self.scaling, rows), shares)
+            if self.options.loss == "classes":
+                logits = torch.softmax(logits, dim=1)
+            elif self.options.loss == "logistic":
+                logits = torch.sigmoid(logits[:, 0])
+            else:
+                logits = logits[:, 0]
+        found: Floats = logits.numpy().astype(np.float64)
+        if self.options.loss == "squared":
+            found = self.values[0] + self.values[1] * found
+        return found
+
+
+def outputs_of(options: SplitOptions, values: Floats) -> int:
+    """Columns of the top's output."""
+    return len(values) if options.loss == "classes" else 1
+
+
+def load(body: bytes) -> HostModel | GuestModel:
+    """The part that ``dump`` gave. Raises PeerFault (of ``this model``), ValueError."""
+    try:
+        fields = unpack(body, _FILE, _COMMON)
+    except PeerFault:
+        fields = unpack(body, _FILE, _GUEST)
+    guest = "hosts" in fields
+    if fields["form"] != _FORMS[guest]:
+        raise ValueError(f"{fields['form'][:40]!r} is no form of model that this version knows")
+    try:
+        options = SplitOptions(**json.loads(fields["options"]))
+    except (TypeError, ValueError) as error:
+        raise PeerFault(_FILE, "malformed", "options that are none") from error
+    if fields["mean"].shape != fields["deviation"].shape:
+        raise PeerFault(_FILE, "malformed", "means and deviations of different columns")
+    scaling, columns = Scaling(fields["mean"], fields["deviation"], options.clip), len(fields["mean"])
+    if not guest:
+        tower = Tower(columns, options)
+        fill(tower, fields["weights"], _FILE)
+        return HostModel(options, scaling, tower)
+    hosts, values = tuple(fields["hosts"].split("\n")), fields["values"]
+    if options.loss == "squared" and values.shape != (2,):
+        raise PeerFault(_FILE, "malformed", f"{len(values)} numbers for a mean and a deviation")
+    nets = []
+    for count, name in ((len(hosts), "weights"), (0, "alone")):
+        net = GuestNet(columns, count, outputs_of(options, values), options)
+        fill(net, fields[name], _FILE)
+        nets.append(net)
+    return GuestModel(options, scaling, nets[0], nets[1], values, hosts)
+
+
+def _fields(form: str, options: SplitOptions, scaling: Scaling, weights: Singles) -> dict[str, Any]:
+    return {
+        "form": form,
+        "options": json.dumps(asdict(options)),
+        "mean": scaling.mean,
+        "deviation": scaling.deviation,
+        "weights": weights,
+    }

@@ -1,0 +1,246 @@
+"""Guest and hosts of a split network.
+
+    each batch   hosts ► guest   ``activations``: [B, width], float32
+                 guest ► hosts   ``gradients`` of the mean loss along them: [B, width], float32
+    each epoch   a checkpoint at every party
+
+Initial weights are drawn in secret: who knows a tower's first weights would invert its first activations.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from federated.privacy.randomness import SYSTEM, Randomness
+from federated.vertical.kinds import Setup
+from federated.vertical.linear.solver import Scaling
+from federated.vertical.parties import (
+    Checkpoint,
+    Draw,
+    PartResult,
+    Progress,
+    Role,
+    Send,
+    gather,
+    receive,
+)
+from federated.vertical.split.model import GuestModel, HostModel, as_input, outputs_of
+from federated.vertical.split.network import (
+    GuestNet,
+    Integers,
+    Tower,
+    adam,
+    batches,
+    initialise,
+    loss_of,
+    loss_of_logits,
+    restore,
+    save,
+)
+from federated.vertical.split.options import SplitOptions
+from federated.vertical.split.protection import noised_rows, noised_step, statement
+from federated.vertical.tables import Table
+from federated.vertical.wire import Arr, pack, unpack
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+MOST_CLASSES: Final = 1_000
+
+
+def drawn_seed(draw: Draw) -> int:
+    """A seed of initial weights."""
+    return int.from_bytes(draw(8), "little") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """``targets`` float32 [N]: 0 and 1, classes' places, or standardised numbers; ``values`` as ``GuestModel`` has."""
+
+    targets: Tensor
+    values: Floats
+
+    @classmethod
+    def of(cls, labels: Floats, options: SplitOptions) -> Labels:
+        """Raises ValueError for labels that the loss is not for."""
+        values = np.unique(labels)
+        if options.loss == "logistic" and len(values) != 2:
+            raise ValueError(f"the loss logistic is for two labels, there are {len(values)}")
+        if options.loss == "classes" and not 2 <= len(values) <= MOST_CLASSES:
+            raise ValueError(f"{len(values)} classes, not within 2 and {MOST_CLASSES}")
+        if options.loss == "squared":
+            values = np.array([labels.mean(), labels.std()])
+            if not values[1] > 0:
+                raise ValueError("all labels are the same number")
+            found = (labels - values[0]) / values[1]
+        elif options.loss == "in_batch":
+            found, values = (labels > 0).astype(np.float64), np.array([0.0, 1.0])
+            if not found.any():
+                raise ValueError("no row's label is above 0: no pair belongs together")
+        else:
+            found = np.searchsorted(values, labels).astype(np.float64)
+        return cls(torch.from_numpy(found.astype(np.float32)), values)
+
+
+def own_table(setup: Setup, options: SplitOptions) -> Table:
+    """The party's table, fit for this job. Raises ValueError."""
+    table, guest = setup.table, setup.parties[setup.me] == "guest"
+    if table is None or not table.names:
+        raise ValueError(f"{setup.me} has no features")
+    if not len(table):
+        raise ValueError("no rows: nothing to learn from")
+    if options.top == "dot" and len(setup.named("host")) != 1:
+        raise ValueError("an inner product is between the guest and one host")
+    if guest:
+        if table.labels is None:
+            raise ValueError(f"{setup.me} is the guest and has no labels")
+        Labels.of(table.labels, options)
+    return table
+
+
+def host(
+    options: SplitOptions,
+    setup: Setup,
+    state: bytes | None,
+    draw: Draw = os.urandom,
+    randomness: Randomness = SYSTEM,
+) -> Role[PartResult]:
+    """A party with features alone."""
+    table, guest_name = own_table(setup, options), setup.one("guest")
+    scaling = Scaling.of(table.features, options.clip)
+    features, net = as_input(scaling, table.features), Tower(len(table.names), options)
+    initialise(net, drawn_seed(draw))
+    optimiser = adam(net, options)
+    first = 0 if state is None else restore(net, optimiser, state)
+
+    def along(weights: dict[str, Tensor], row: Tensor, gradient: Tensor) -> Tensor:
+        shown: Tensor = functional_call(net, weights, (row[None],))
+        return (shown[0] * gradient).sum()
+
+    for epoch in range(first, options.epochs):
+        for rows in batches(len(table), options, setup.seed, epoch):
+            batch = features[rows]
+            activations = net(batch)
+            shown = finite(activations.detach().numpy())
+            if options.noise:
+                shown = noised_rows(shown, options.activation_clip, options, randomness)
+            yield Send(guest_name, "activations", pack({"rows": shown}))
+            body = yield from receive(guest_name, "gradients")
+            gradients = torch.from_numpy(read_rows(body, guest_name, rows, options))
+            optimiser.zero_grad()
+            if options.noise:
+                # A mean's gradient is divided by the rows already; each row's own is cut.
+                noised_step(net, along, (batch, gradients * len(rows)), options, randomness)
+            else:
+                activations.backward(gradients)
+            optimiser.step()
+        yield Checkpoint(epoch + 1, save(net, optimiser, epoch + 1))
+        yield Progress(epoch + 1, options.epochs, "epochs")
+    part = HostModel(options, scaling, net)
+    return PartResult({"epochs": options.epochs, "rows": len(table)} | statement(options), part.dump())
+
+
+def guest(
+    options: SplitOptions,
+    setup: Setup,
+    state: bytes | None,
+    draw: Draw = os.urandom,
+    randomness: Randomness = SYSTEM,
+) -> Role[PartResult]:
+    """The party with the labels."""
+    table, hosts = own_table(setup, options), setup.named("host")
+    assert table.labels is not None
+    labels, scaling = Labels.of(table.labels, options), Scaling.of(table.features, options.clip)
+    features = as_input(scaling, table.features)
+    net = GuestNet(len(table.names), len(hosts), outputs_of(options, labels.values), options)
+    initialise(net, drawn_seed(draw))
+    optimiser = adam(net, options)
+    first, loss = (0 if state is None else restore(net, optimiser, state)), 0.0
+    for epoch in range(first, options.epochs):
+        loss = 0.0
+        for rows in batches(len(table), options, setup.seed, epoch):
+            bodies = yield from gather(hosts, "activations")
+            shares = [
+                torch.from_numpy(read_rows(body, name, rows, options)).requires_grad_()
+                for name, body in bodies.items()
+            ]
+            mean = loss_of(net, features[rows], shares, labels.targets[rows], options)
+            loss += float(mean.detach()) * len(rows) / len(table)
+            optimiser.zero_grad()
+            mean.backward()  # type: ignore[no-untyped-call]
+            shown = finite(np.hstack([_gradient(share) for share in shares]))
+            if options.noise:
+                # All hosts' together: also for hosts that work with each other it is one release.
+                count = np.float32(len(rows))
+                shown = noised_rows(shown * count, options.gradient_clip, options, randomness) / count
+                _guest_step(net, features[rows], shares, labels.targets[rows], options, randomness)
+            for place, name in enumerate(hosts):
+                part = shown[:, place * options.width : (place + 1) * options.width]
+                yield Send(name, "gradients", pack({"rows": part}))
+            optimiser.step()
+        yield Checkpoint(epoch + 1, save(net, optimiser, epoch + 1))
+        yield Progress(epoch + 1, options.epochs, f"epochs, loss {loss:.4f}")
+    alone = train_alone(features, labels, options, setup.seed)
+    model = GuestModel(options, scaling, net, alone, labels.values, hosts)
+    figures: dict[str, float | int | str] = {
+        "epochs": options.epochs,
+        "rows": len(table),
+        "loss": round(loss, 6),
+    }
+    return PartResult(figures | statement(options), model.dump())
+
+
+def train_alone(features: Tensor, labels: Labels, options: SplitOptions, seed: int) -> GuestNet:
+    """The same network without hosts and without noise: it stays with the guest."""
+    net = GuestNet(features.shape[1], 0, outputs_of(options, labels.values), options)
+    initialise(net, seed % 2**63)
+    optimiser = adam(net, options)
+    for epoch in range(options.epochs):
+        for rows in batches(len(features), options, seed, epoch):
+            optimiser.zero_grad()
+            loss_of(net, features[rows], [], labels.targets[rows], options).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return net
+
+
+def read_rows(body: bytes, sender: str, rows: Integers, options: SplitOptions) -> Singles:
+    """A batch of activations or gradients [B, width]. Raises PeerFault."""
+    found: Singles = unpack(body, sender, {"rows": Arr("<f4", (len(rows), options.width))})["rows"]
+    return found.copy()
+
+
+def finite(rows: Singles) -> Singles:
+    """``rows``, all finite. Raises ValueError."""
+    if not np.isfinite(rows).all():
+        raise ValueError("training diverged: not finite; a smaller rate may help")
+    return rows
+
+
+def _gradient(share: Tensor) -> Singles:
+    assert share.grad is not None
+    found: Singles = share.grad.numpy()
+    return found
+
+
+def _guest_step(
+    net: GuestNet,
+    features: Tensor,
+    shares: list[Tensor],
+    targets: Tensor,
+    options: SplitOptions,
+    randomness: Randomness,
+) -> None:
+    def of_row(weights: dict[str, Tensor], row: Tensor, target: Tensor, *others: Tensor) -> Tensor:
+        logits = functional_call(net, weights, (row[None], [one[None] for one in others]))
+        return loss_of_logits(logits, target[None], options)
+
+    inputs = (features, targets, *(share.detach() for share in shares))
+    noised_step(net, of_row, inputs, options, randomness)
