@@ -231,6 +231,7 @@ class FederatedJob:
             noise,
             simulated,
             () if advice is None else (advice,),
+            self.secure_aggregation.protocol != "none",
         )
 
     def _earned_rate(self) -> tuple[float, str | None]:

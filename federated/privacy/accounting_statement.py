@@ -44,7 +44,8 @@ class BudgetRefused(ValueError):
 class Exposure:
     """What of a job decides what its protection costs: at most ``iterations``, in each of which a client is drawn with
     the earned sampling ``rate`` (1: it may always take part) out of ``population`` (None: unknown). ``noise`` is that
-    of a distributed mechanism. ``simulated``: randomness is seeded. ``advice`` is what else to warn of."""
+    of a distributed mechanism. ``simulated``: randomness is seeded. ``advice`` is what else to warn of. ``masked``:
+    servers see sums alone."""
 
     section: PrivacySection
     iterations: int
@@ -53,6 +54,7 @@ class Exposure:
     noise: DistributedNoise | None = None
     simulated: bool = False
     advice: tuple[str, ...] = ()
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,9 @@ def _adversary(exposure: Exposure) -> str:
     if mechanism in LOCAL:
         return "everybody, the servers included"
     if mechanism == "central_gaussian":
+        seen = "each sum before its noise" if exposure.masked else "every update"
         unseen = ", and not who or how many took part" if exposure.rate < 1.0 else ""
-        return f"whoever sees models{unseen}; the servers see every update and are trusted"
+        return f"whoever sees models{unseen}; the servers see {seen} and are trusted"
     honest = exposure.noise.honest if exposure.noise is not None else 1
     return f"everybody, the servers included, while {honest} of the devices in each sum are honest"
 
@@ -230,7 +233,7 @@ def _warnings(exposure: Exposure, accountant: Accountant | None, end: float | No
             f"delta {section.budget_delta:g} is the chance that epsilon does not hold: set privacy.budget_delta below "
             "one over the number of clients"
         )
-    if accountant.kind != section.accountant and section.mechanism not in LOCAL:
+    if section.accountant not in ("auto", accountant.kind) and section.mechanism not in LOCAL:
         found.append(
             f"counted by {accountant.kind}: no privacy loss distribution is known for {section.mechanism}"
         )

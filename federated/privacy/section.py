@@ -34,8 +34,9 @@ class PrivacySection:
 
     Local mechanisms: one report is (``epsilon``, ``delta``)-private. Central and distributed ones: the sum's noise has
     standard deviation ``noise_multiplier`` · clip. A job with ``budget_epsilon`` stops before more than
-    (``budget_epsilon``, ``budget_delta``) is spent; 0 only reports. ``statistics`` says what becomes of BatchNorm
-    statistics and counters, which are data, too: "refuse" the job, or "keep" the server's own.
+    (``budget_epsilon``, ``budget_delta``) is spent; 0 only reports. ``accountant`` auto is the tightest that can count
+    the mechanism. ``statistics`` says what becomes of BatchNorm statistics and counters, which are data, too: "refuse"
+    the job, or "keep" the server's own.
 
     The ``sign_`` options are those of SignDS (Jiang et al. 2022); ``magnitude_epsilon`` is spent on its magnitude.
     """
@@ -53,7 +54,7 @@ class PrivacySection:
     noise_multiplier: float = 1.0
     budget_epsilon: float = 0.0
     budget_delta: float = 1e-5
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["auto", "pld", "rdp"] = "auto"
     statistics: Literal["refuse", "keep"] = "refuse"
     sign_k: float = 0.01
     sign_eps: float = 100.0

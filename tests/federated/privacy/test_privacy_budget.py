@@ -144,9 +144,16 @@ def test_warnings_say_what_not_to_rely_on() -> None:
     assert warned(Exposure(PrivacySection(mechanism="local_gaussian"), 1000, population=10**6)).count(
         "1/1000000"
     )
-    assert "counted by rdp" in warned(exposed("distributed_skellam"))
+    assert "counted by rdp" in warned(exposed("distributed_skellam", accountant="pld"))
+    assert warned(exposed("distributed_skellam")) == ""
     assert warned(Exposure(section("central_gaussian", accountant="rdp"), 100, population=1000)) == ""
     assert warned(exposed("distributed_skellam", accountant="rdp")) == ""
+
+
+def test_what_servers_see_of_central_noise_is_said() -> None:
+    plain = Exposure(section("central_gaussian"), 10)
+    assert "the servers see every update" in statement(plain, 0).adversary
+    assert "the servers see each sum before its noise" in statement(replace(plain, masked=True), 0).adversary
 
 
 def test_what_a_header_tells_of_a_clients_exposure() -> None:
