@@ -1,8 +1,9 @@
 """The session of a party over ZeroMQ: threads that carry frames; the role's thread waits on one condition.
 
 For each pair of parties one calls the other: whoever knows an address of the other, and of two who do, the one whose
-name comes first. A caller has two lanes: *push* sends units and hears the answer at once, *poll* waits at the other
-end until there are units or news for the caller. So a party without an address takes part like any other.
+name comes first (the other does, where it is not called). A caller has two lanes: *push* sends units and hears the
+answer at once, *poll* waits at the other end until there are units or news for the caller. So a party without an
+address takes part like any other.
 
 Who a caller is, CURVE proves: the key that it came in with must be a peer's. Each peer's server is expected to have
 that same key.
@@ -38,6 +39,9 @@ ANSWER_S: Final = 3.0
 """How long an answer may take at first: whoever died meanwhile is asked again after that."""
 MOST_ANSWER_S: Final = 60.0
 """How long it may take where answers come slowly, which each that did not come in time allows twice as long."""
+UNCALLED_S: Final = 4.0
+"""A party that should be called, and was not for so long, calls itself where it can: the other may not know how."""
+_LOOK_S: Final = 0.2
 _PAUSE_S: Final = 0.02
 _MOST_PAUSE_S: Final = 1.0
 _encoder = msgspec.msgpack.Encoder()
@@ -51,11 +55,6 @@ class Peer:
 
     key: bytes
     address: str | None = None
-
-
-def we_call(me: str, name: str, peer: Peer, listens: bool) -> bool:
-    """Whether ``me`` calls ``name``. Both ends decide alike where both are reachable: the first name calls."""
-    return peer.address is not None and (not listens or me < name)
 
 
 class Network:
@@ -75,9 +74,11 @@ class Network:
         """Raises ZMQError where ``listen`` cannot be had."""
         self.session = session
         self.changed = threading.Condition()
+        self.failure: Exception | None = None
         self._keys, self._beat_s, self._monotonic = keys, beat_s, monotonic
         self._names = {peer.key.hex(): name for name, peer in peers.items()}
         self._parked: dict[str, tuple[Call, float]] = {}
+        self._called_s: dict[str, float] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._woken, self._waker = os.pipe()
@@ -95,7 +96,9 @@ class Network:
             self._server.watch(self._woken)
             self._start("answers", self._serve)
         for name, peer in peers.items():
-            if peer.address is not None and we_call(me, name, peer, listen is not None):
+            if peer.address is not None:
+                # Of two who could call each other one does: messages would come twice otherwise.
+                self._called_s[name] = monotonic() if listen is not None and me > name else float("-inf")
                 self._start(f"push-{name}", self._call, name, peer.address, peer.key, False)
                 self._start(f"poll-{name}", self._call, name, peer.address, peer.key, True)
 
@@ -105,7 +108,16 @@ class Network:
         return None if self._server is None else self._server.port
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name=f"vertical-{name}", daemon=True)
+        def run() -> None:
+            try:
+                target(*arguments)
+            except Exception as error:
+                # Told to the role's thread, which would wait for ever without this one.
+                with self.changed:
+                    self.failure = error
+                    self.changed.notify_all()
+
+        thread = threading.Thread(target=run, name=f"vertical-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -150,6 +162,8 @@ class Network:
             _log.warning("%s sent a frame that cannot be read", name)
             return
         with self.changed:
+            if self._called_s.get(name, float("-inf")) > float("-inf"):
+                self._called_s[name] = self._monotonic()
             self._hear(name, frame, call.request.arrays)
             if frame.wait_ms:
                 older = self._parked.pop(name, None)
@@ -178,6 +192,9 @@ class Network:
         pause_s, allowed_s = _PAUSE_S, ANSWER_S
         try:
             while not self._stop.is_set():
+                if self._monotonic() - self._called_s[name] < UNCALLED_S:
+                    self._stop.wait(_LOOK_S)
+                    continue
                 with self.changed:
                     if not polls and not self.session.has_news(name):
                         self.changed.wait_for(

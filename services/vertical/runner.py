@@ -177,12 +177,26 @@ class Runner:
     def _send(self, effect: Send) -> None:
         check_send(effect, self._me, self._peers)
         with self._network.changed:
-            while not self._network.session.has_room(effect.to):
-                self._wait()
+            self._wait_for_room(effect.to)
             self._network.session.put(effect.to, effect.kind, effect.body)
             self._network.wake()
         self.traffic.sent[effect.to, effect.kind] += 1
         self.traffic.sent_bytes[effect.to, effect.kind] += len(effect.body)
+
+    def _wait_for_room(self, to: str) -> None:
+        """With ``changed`` held. Raises PeerGone where ``to`` takes nothing for as long as the silent are waited for:
+        its role may wait for room at ours, too."""
+        session, patience = self._network.session, self._patience
+        before, since_s = session.channel(to).out_bytes, self._monotonic()
+        while not session.has_room(to):
+            self._wait()
+            now, waits = self._monotonic(), session.channel(to).out_bytes
+            if waits != before:
+                before, since_s = waits, now
+            elif now - since_s >= patience.dead_after_s + patience.wait_s:
+                raise PeerGone(
+                    to, f"has taken nothing for {now - since_s:.0f} s of the {waits} bytes that wait for it"
+                )
 
     def _receive(self, senders: tuple[str, ...], kind: str) -> Incoming:
         if not senders or any(sender not in self._peers for sender in senders):
@@ -215,6 +229,8 @@ class Runner:
 
     def _look(self) -> None:
         session = self._network.session
+        if self._network.failure is not None:
+            raise RuntimeError("a thread of the network failed") from self._network.failure
         if session.fault is not None:
             raise session.fault
         if session.interrupted:
