@@ -111,15 +111,15 @@ def release_of(exposure: Exposure) -> Release | None:
 
 
 def accountant_of(exposure: Exposure) -> Accountant | None:
-    """The accountant that the section asks for, or the only one that can count its mechanism; None without one. Reports
+    """The accountant that the section asks for, or the tightest that can count its mechanism; None without one. Reports
     are counted as devices count their own, exactly: a looser one would say more than the budget that they keep to."""
     release = release_of(exposure)
     if release is None:
         return None
     section = exposure.section
-    asked = section.accountant in accountants(release) and section.mechanism not in LOCAL
-    kind = section.accountant if asked else accountants(release)[0]
-    return Accountant(release, kind, section.budget_delta)
+    able = accountants(release)
+    asked = [kind for kind in able if kind == section.accountant and section.mechanism not in LOCAL]
+    return Accountant(release, (*asked, *able)[0], section.budget_delta)
 
 
 def most_releases(exposure: Exposure) -> int:
