@@ -71,16 +71,16 @@ def test_a_run_goes_on_after_any_party_was_killed(tmp_path: Path, victim: str) -
 
 def test_a_dead_peer_is_named_and_given_up(tmp_path: Path) -> None:
     files = party_files(
-        tmp_path, ROLES, listening=("bank", "post"), options={"turns": 500, "pause_s": 0.1}, wait="1s"
+        tmp_path, ROLES, listening=("bank", "post"), options={"turns": 500, "pause_s": 0.1}, wait="8s"
     )
     with processes(files) as running:
         running["bank"].until("done")
         running["shop"].kill()
         began_s = time.monotonic()
         told = running["post"].until("error")["error"]
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 40
         assert "shop" in told
-        assert "shop has not been heard for 1 s; waiting 1 s for it" in running["bank"].errors.read_text()
+        assert "shop has not been heard for 1 s; waiting 8 s for it" in running["bank"].errors.read_text()
 
 
 def test_another_job_is_named_at_both_ends(tmp_path: Path) -> None:
