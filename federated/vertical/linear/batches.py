@@ -9,6 +9,7 @@ after another; copy j is multiplied by feature j, so one product gives as many f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -76,6 +77,32 @@ class Batches:
         blocks = [part[:used].reshape(self.copies, self.stride) for part in terms]
         found: Slots = np.concatenate(blocks).sum(axis=1)[:features]
         return found
+
+
+def label_bits(batches: Batches, features: int, noise: float, epochs: int) -> float:
+    """What a party's gradients of the smallest batch can tell of its 0/1 labels, at most, in bits.
+
+    ``features`` Gaussian channels of ``epochs`` uses: their signal is the mean of x * y over the batch, of variance 1/4
+    over its rows for standardised x, their noise the key holder's, of deviation ``noise``. Labels are taken to be
+    independent of each other; they stay the same in all epochs, so noise averages out.
+    """
+    signal = 0.25 / batches.least
+    return features * 0.5 * math.log2(1 + epochs * signal / noise**2)
+
+
+def check_labels(batches: Batches, features: int, noise: float, epochs: int) -> None:
+    """Raise ValueError for batches whose gradients could tell a host with so many features every 0/1 label.
+
+    That they outnumber the features is too little: labels are whole numbers, so a fraction of the equations does
+    (linear programming up to 2 rows a feature, integer programming up to 6 of those tried).
+    """
+    bits = label_bits(batches, features, noise, epochs)
+    if bits >= batches.least:
+        raise ValueError(
+            f"batches of {batches.least} rows, and a host with {features} features: its gradients hold up to "
+            f"{bits:.0f} bits, enough to tell all its labels; take larger batches, fewer columns, more noise (now "
+            f"{noise}) or fewer epochs"
+        )
 
 
 def check_batches(batches: Batches, features: int) -> None:

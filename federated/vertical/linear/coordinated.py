@@ -72,8 +72,8 @@ def host(
     table = own_table(setup, options, guest=False)
     guest_name, keeper = setup.one("guest"), setup.one("coordinator")
     plan = Plan.of(options, len(table), setup.seed, len(setup.named("host")))
-    own = Own.of(table, options, plan.surrogate.curvature, state, intercept=False)
-    check_batches(plan.batches, own.width)
+    own = Own.of(table, options, plan.curvature, state, intercept=False)
+    plan.check_host(own.width)
     if not own.solver.done:
         sealer, _ = yield from _meet(plan, keeper, own.width)
         terms = Terms(plan.scheme, sealer, plan.batches, own.features, plan.masks, draw)
@@ -97,7 +97,7 @@ def guest(
     assert table.labels is not None
     hosts, keeper = setup.named("host"), setup.one("coordinator")
     plan = Plan.of(options, len(table), setup.seed, len(hosts))
-    own = Own.of(table, options, plan.surrogate.curvature, state, intercept=True)
+    own = Own.of(table, options, plan.curvature, state, intercept=True)
     labels = Labels.of(table.labels, options)
     check_batches(plan.batches, own.width)
     if not own.solver.done:
@@ -142,8 +142,9 @@ def coordinator(
     yield from broadcast(parties, "keys", body)
     widths, rows = yield from _widths(parties)
     plan = Plan.of(options, rows, setup.seed, len(hosts))
-    for width in widths.values():
-        check_batches(plan.batches, width)
+    check_batches(plan.batches, widths[guest_name])
+    for name in hosts:
+        plan.check_host(widths[name])
     sums = Sums(opener, plan.batches, plan.masks, plan.circuit.term_scale, options.noise, draw)
     while not stopped:
         for batch in range(len(plan.batches.rows)):

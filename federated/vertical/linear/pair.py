@@ -69,12 +69,13 @@ def host(
     table = own_table(setup, options, guest=False)
     peer = setup.one("guest")
     plan = Plan.of(options, len(table), setup.seed, 1)
-    own = Own.of(table, options, plan.surrogate.curvature, state, intercept=False)
-    check_batches(plan.batches, own.width)
+    own = Own.of(table, options, plan.curvature, state, intercept=False)
+    plan.check_host(own.width)
     if not own.solver.done:
         opener = Opener(plan.scheme)
         body = keys_of(opener.public(), opener.relinearisation())
         sealer, _, peer_width = yield from _meet(plan, peer, body, own.width)
+        check_batches(plan.batches, peer_width)
         mine = Sealer(plan.scheme, opener.public())
         sums = Sums(opener, plan.batches, plan.masks, plan.circuit.term_scale, options.noise, draw)
         terms = Terms(plan.scheme, sealer, plan.batches, own.features, plan.masks, draw)
@@ -103,13 +104,14 @@ def guest(
     assert table.labels is not None
     peer = setup.one("host")
     plan = Plan.of(options, len(table), setup.seed, 1)
-    own = Own.of(table, options, plan.surrogate.curvature, state, intercept=True)
+    own = Own.of(table, options, plan.curvature, state, intercept=True)
     labels = Labels.of(table.labels, options)
     check_batches(plan.batches, own.width)
     if not own.solver.done:
         opener = Opener(plan.scheme)
         body = keys_of(opener.public(), None)
         sealer, products, peer_width = yield from _meet(plan, peer, body, own.width)
+        plan.check_host(peer_width)
         keys = read_relinearisation(plan.scheme, products, peer)
         mine = Sealer(plan.scheme, opener.public())
         sums = Sums(opener, plan.batches, plan.masks, plan.circuit.term_scale, options.noise, draw)
@@ -156,7 +158,6 @@ def _meet(
     fields = unpack(body, peer, {"rows": Int(), "features": Int(1, MOST_COLUMNS + 1)})
     if fields["rows"] != plan.rows:
         raise PeerFault(peer, "rows", f"{fields['rows']} rows, here are {plan.rows}")
-    check_batches(plan.batches, fields["features"])
     return sealer, products, fields["features"]
 
 

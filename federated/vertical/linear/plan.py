@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from federated.vertical.ckks import Scheme
 from federated.vertical.kinds import Setup
-from federated.vertical.linear.batches import Batches
+from federated.vertical.linear.batches import Batches, check_batches, check_labels
 from federated.vertical.linear.circuit import Circuit, flooding
 from federated.vertical.linear.options import LinearOptions
 from federated.vertical.linear.solver import Scaling, Solver
@@ -29,7 +29,7 @@ RESIDUAL: Final[Mapping[str, float]] = {"logistic": 2.0, "linear": 16.0}
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``masks``: of gradients' terms; ``loss_masks``: of the loss's; ``row_masks``: of residuals themselves (no
-    coordinator)."""
+    coordinator). ``curvature``: what each party's steps reckon with."""
 
     options: LinearOptions
     surrogate: Surrogate
@@ -41,6 +41,7 @@ class Plan:
     row_masks: Masks
     rows: int
     flooding: float
+    curvature: float
 
     @classmethod
     def of(cls, options: LinearOptions, rows: int, seed: int, hosts: int) -> Plan:
@@ -75,7 +76,14 @@ class Plan:
             fitting(error / 2, circuit.residual_scale),
             rows,
             flood,
+            surrogate.joint_curvature(1 + hosts),
         )
+
+    def check_host(self, features: int) -> None:
+        """Raise ValueError where a host with so many features could learn all labels of a batch."""
+        check_batches(self.batches, features)
+        if self.options.family == "logistic":
+            check_labels(self.batches, features, self.options.noise, self.options.epochs)
 
     def slot_distance(self, features: int) -> float:
         """Statistical distance from noise, at most, of all that a key holder decrypts of a party's masked terms in the
@@ -143,7 +151,10 @@ class Labels:
     def of(cls, labels: Values, options: LinearOptions) -> Labels:
         if options.family == "logistic":
             return cls((labels == labels.max()).astype(np.float64))
-        mean, deviation = float(labels.mean()), float(labels.std())
+        scaling = Scaling.of(labels[:, None], options.clip)
+        mean, deviation = float(scaling.mean[0]), float(scaling.deviation[0])
+        if not math.isfinite(deviation):
+            raise ValueError("all labels are the same number")
         return cls((labels - mean) / deviation, mean, deviation)
 
 
@@ -158,11 +169,12 @@ def own_table(setup: Setup, options: LinearOptions, guest: bool) -> Table:
         return table
     if table.labels is None:
         raise ValueError(f"{setup.me} is the guest and has no labels")
-    if options.family == "logistic" and set(np.unique(table.labels).tolist()) not in (
-        {0.0, 1.0},
-        {-1.0, 1.0},
-    ):
-        raise ValueError("labels of a logistic regression are 0 and 1, or -1 and 1, both present")
-    if options.family == "linear" and not float(np.std(table.labels)) > 0:
-        raise ValueError("all labels are the same number")
+    values = np.unique(table.labels).tolist()
+    if options.family == "logistic" and values not in ([0.0, 1.0], [-1.0, 1.0]):
+        raise ValueError(
+            f"labels of a logistic regression are 0 and 1, or -1 and 1, both present; there are {len(values)} values. "
+            "family linear learns numbers, the kind boosting more classes, too"
+        )
+    if options.family == "linear":
+        Labels.of(table.labels, options)
     return table

@@ -35,16 +35,23 @@ class Scaling:
     @classmethod
     def of(cls, features: Values, clip: float) -> Scaling:
         """From training rows [N, F]; a column of one value becomes 0."""
+        # In units of each column's own size: squares neither overflow nor vanish, and the units change no rounding.
+        largest = np.max(np.abs(np.nan_to_num(features, nan=0.0)), axis=0, initial=0.0)
+        exponent = np.frexp(largest)[1]
+        within = np.ldexp(features, -exponent)
         count = np.maximum((~np.isnan(features)).sum(axis=0), 1)
-        mean = np.nansum(features, axis=0) / count
-        spread = np.sqrt(np.nansum((features - mean) ** 2, axis=0) / count)
-        return cls(mean, np.where(spread > 1e-12 * (1 + np.abs(mean)), spread, np.inf), clip)
+        mean = np.nansum(within, axis=0) / count
+        spread = np.sqrt(np.nansum((within - mean) ** 2, axis=0) / count)
+        deviation = np.where(spread > 1e-12, np.ldexp(spread, exponent), np.inf)
+        return cls(np.ldexp(mean, exponent), deviation, clip)
 
     def apply(self, features: Values) -> Values:
         """``features`` [N, F] scaled, all finite. Raises ValueError for another F."""
         if features.ndim != 2 or features.shape[1] != len(self.mean):
             raise ValueError(f"features {features.shape} where {len(self.mean)} columns were trained on")
-        scaled = (features - self.mean) / self.deviation
+        with np.errstate(over="ignore", invalid="ignore"):
+            # What is infinite here is cut off below, or has a deviation that is: a column without weight.
+            scaled = (features - self.mean) / self.deviation
         return np.clip(
             np.nan_to_num(scaled, nan=0.0, posinf=self.clip, neginf=-self.clip), -self.clip, self.clip
         )

@@ -14,7 +14,7 @@ from federated.vertical.linear.circuit import Computed
 from federated.vertical.linear.plan import Own, Plan
 from federated.vertical.linear.solver import read_verdict
 from federated.vertical.linear.sums import Sums, Terms, read_sums
-from federated.vertical.masks import gaussian
+from federated.vertical.masks import BITS, gaussian
 from federated.vertical.parties import Checkpoint, Draw, Effect, Incoming, Send, receive
 from federated.vertical.wire import Bytes, Expected, Float, Int, pack, unpack
 
@@ -68,14 +68,20 @@ def computed(
 
 
 def hidden_loss(plan: Plan, own: Own, sealer: Sealer, loss: sealapi.Ciphertext, draw: Draw) -> bytes:
-    """The body of ``loss``: every slot masked, and the sum of the masks of those that count. The guest's own L2 term
-    is taken off that sum."""
+    """The body of ``loss``: every slot masked, and the sum of the masks of those that count.
+
+    The guest's own L2 term, in whole steps, is taken off the sum of whole masks, which alone hides it: parts of a step
+    add up to a few. Raises ValueError where that term has outgrown the masks.
+    """
     masks = plan.loss_masks.draw(plan.batches.slots, draw)
     counted = slice(0, plan.batches.stride)
-    own_term = own.solver.penalty_loss * plan.rows / plan.surrogate.loss_factor
-    part = float(masks.part[counted].sum()) - own_term * 2.0**plan.loss_masks.grid
+    own_term = own.solver.penalty_loss * plan.rows / plan.surrogate.loss_factor * 2.0**plan.loss_masks.grid
+    if not own_term < 2.0**BITS:
+        raise ValueError("the weights have outgrown what masks hide: training diverges; take a lower rate")
+    own_steps = np.rint(own_term)
+    part = float(masks.part[counted].sum()) - float(own_term - own_steps)
     with np.errstate(over="ignore"):
-        whole = int(masks.whole[counted].sum())
+        whole = int(masks.whole[counted].sum() - np.int64(own_steps))
     blob = stored(sealer.hide(loss, plan.loss_masks.split(masks)))
     return pack({"terms": blob, "whole": whole, "part": part})
 

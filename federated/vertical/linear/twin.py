@@ -37,7 +37,7 @@ def train_plain(guest: Table, hosts: Sequence[Table], options: LinearOptions, se
     labels = Labels.of(guest.labels, options).scaled
     batches = Batches.of(len(guest), options.batch, surrogate.parameters.slots, seed)
     parties = tuple(
-        Own.of(table, options, surrogate.curvature, None, intercept=table is guest)
+        Own.of(table, options, surrogate.joint_curvature(1 + len(hosts)), None, intercept=table is guest)
         for table in (guest, *hosts)
     )
     losses: list[float] = []

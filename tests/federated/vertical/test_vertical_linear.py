@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,20 +12,23 @@ import pytest
 
 pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 
-from federated.vertical.ckks import FLOOR, Opener, Scheme
+from federated.vertical.ckks import FLOOR, Opener, Scheme, Sealer
 from federated.vertical.kinds import Setup
 from federated.vertical.linear.kind import KIND
 from federated.vertical.linear.model import GuestModel, HostModel
 from federated.vertical.linear.options import LinearOptions
-from federated.vertical.linear.plan import Plan
-from federated.vertical.linear.surrogate import surrogate_of
+from federated.vertical.linear.plan import Labels, Plan
+from federated.vertical.linear.steps import hidden_loss
+from federated.vertical.linear.surrogate import Surrogate, surrogate_of
 from federated.vertical.linear.twin import Trained, gradient_error, train_plain
 from federated.vertical.masks import Drawn, Masks
 from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
 from federated.vertical.tables import Table
+from federated.vertical.wire import Bytes, Expected, Float, Int, unpack
 
 ROWS, SEED = 90, 5
 TAYLOR = LinearOptions(surrogate="taylor", epochs=3, batch=48, tolerance=0.0)
+TAYLOR_LINEAR = replace(TAYLOR, family="linear")
 DEEP = LinearOptions(epochs=2, batch=90, tolerance=0.0)
 
 
@@ -85,11 +89,11 @@ def stated(options: LinearOptions, trained: Trained) -> float:
 CASES = {
     "taylor, two hosts": (TAYLOR, 2, True),
     "degree 5": (DEEP, 1, True),
-    "linear": (replace(TAYLOR, family="linear"), 1, True),
+    "linear": (TAYLOR_LINEAR, 1, True),
     "without curvature": (replace(TAYLOR, curvature=False), 1, True),
     "between two": (TAYLOR, 1, False),
     "between two, degree 5": (DEEP, 1, False),
-    "between two, linear": (replace(TAYLOR, family="linear"), 1, False),
+    "between two, linear": (TAYLOR_LINEAR, 1, False),
 }
 
 
@@ -118,6 +122,30 @@ class TestTraining:
         epochs = {name: result.figures["epochs"] for name, result in outcome.results.items()}
         assert set(epochs.values()) == {len(twin(options, given).losses)}
         assert 2 < epochs["guest"] < 20
+
+    def test_many_parties_with_the_same_columns_do_not_overshoot(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = tables(8, "linear")
+        columns = given["guest"].features
+        alike = {name: replace(table, features=columns) for name, table in given.items()}
+        options = LinearOptions(epochs=12, tolerance=0.0, family="linear")
+        losses = twin(options, alike).losses
+        assert max(losses[1:]) < losses[0]
+        # With steps as of a few parties they do.
+        monkeypatch.setattr(Surrogate, "joint_curvature", lambda self, parties: self.curvature)
+        losses = twin(options, alike).losses
+        assert max(losses[1:]) > losses[0]
+
+    @pytest.mark.parametrize("size", [1e-200, 1e-9, 1e200])
+    def test_a_linear_regression_in_any_unit(self, size: float) -> None:
+        given = tables(1, "linear")
+        guest = given["guest"]
+        assert guest.labels is not None
+        labels = size * guest.labels
+        found = Labels.of(labels, TAYLOR_LINEAR)
+        assert found.scaled == pytest.approx(Labels.of(guest.labels, TAYLOR_LINEAR).scaled)
+        assert found.scaled * found.deviation + found.mean == pytest.approx(labels)
 
     def test_labels_of_minus_one_and_one_are_the_same_job(self) -> None:
         given = tables(1)
@@ -249,6 +277,37 @@ class TestCuriousKeyHolders:
         for slots in opened.slots:
             assert abs(correlation(slots[used], spread[used])) < 4 / np.sqrt(used.sum())
 
+    @pytest.mark.parametrize("coordinator", [True, False])
+    def test_the_guests_penalty_is_not_told_beside_the_loss(self, coordinator: bool) -> None:
+        given = tables(1)
+        options = replace(TAYLOR, epochs=2, l2=20.0)
+        outcome = run(options, given, coordinator, bodies=True)
+        plan = Plan.of(options, ROWS, SEED, 1)
+        steps = 2.0**plan.loss_masks.grid * ROWS / plan.surrogate.loss_factor
+        expected: dict[str, Expected] = {
+            "terms": Bytes(2**24),
+            "whole": Int(-(2**63), 2**63 - 1),
+            "part": Float(),
+        }
+        for epochs, sent in enumerate(outcome.transcript.of(kind="loss"), 1):
+            assert sent.body is not None
+            part = unpack(sent.body, "guest", expected)["part"]
+            penalty = twin(replace(options, epochs=epochs), given).parties[0].solver.penalty_loss
+            # The parts of masks alone, each uniform on a step, six deviations wide: nothing near the term's size.
+            most = 6 * np.sqrt(plan.batches.stride / 12) + 1
+            assert abs(part) < most < penalty * steps / 100
+
+    def test_weights_beyond_what_masks_hide_end_the_job(self) -> None:
+        given = tables(1)
+        plan = Plan.of(TAYLOR, ROWS, SEED, 1)
+        own = twin(replace(TAYLOR, epochs=1), given).parties[0]
+        own.solver.weights = own.solver.weights * 1e9
+        opener = Opener(plan.scheme)
+        sealer = Sealer(plan.scheme, opener.public())
+        zero = sealer.zero(FLOOR, plan.circuit.loss_scale)
+        with pytest.raises(ValueError, match="take a lower rate"):
+            hidden_loss(plan, own, sealer, zero, os.urandom)
+
     def test_returned_gradients_carry_noise(self) -> None:
         given = tables(1)
         options = replace(ONE_BATCH, noise=0.01)
@@ -341,6 +400,20 @@ class TestRefusals:
         for coordinator in (True, False):
             with pytest.raises(ValueError, match="tell all its labels"):
                 run(replace(TAYLOR, batch=4), tables(1), coordinator)
+
+    @pytest.mark.parametrize("coordinator", [True, False])
+    def test_batches_whose_gradients_hold_all_labels(self, coordinator: bool) -> None:
+        given = tables(1)
+        # More rows than features, but three columns of a host tell more than 24 bits.
+        options = replace(TAYLOR, batch=24)
+        with pytest.raises(ValueError, match="a host with 3 features"):
+            run(options, given, coordinator)
+        # The other parties do not take a host's word for it.
+        plan = Plan.of(options, ROWS, SEED, 1)
+        plan.check_host(1)
+        with pytest.raises(ValueError, match="more noise"):
+            plan.check_host(3)
+        run(replace(options, epochs=1, noise=0.02), given, coordinator)
 
     def test_tables_of_different_length(self) -> None:
         given = tables(1)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 
 from federated.vertical.ckks import FLOOR, Opener, Scheme, Sealer
-from federated.vertical.linear.batches import Batches, check_batches
+from federated.vertical.linear.batches import Batches, check_batches, check_labels, label_bits
 from federated.vertical.linear.circuit import Circuit
 from federated.vertical.linear.model import GuestModel, HostModel, fit_alone, load
 from federated.vertical.linear.options import LinearOptions
@@ -121,6 +122,34 @@ class TestBatches:
         gradient = features.T @ surrogate_of(ALL[0]).residual(0.1 * rng.standard_normal(6), labels)
         assert (np.linalg.solve(features.T, gradient) < 0).tolist() == (labels == 1).tolist()
 
+    @pytest.mark.parametrize(("rows", "width"), [(36, 20), (28, 10)])
+    def test_more_rows_than_features_are_not_enough_for_labels(self, rows: int, width: int) -> None:
+        # At weights of zero the residual is 1/2 less the label, and labels are 0 or 1.
+        options, rng = LinearOptions(), np.random.default_rng(width)
+        features = np.clip(rng.standard_normal((rows, width)), -options.clip, options.clip)
+        labels = (rng.random(rows) < 0.4).astype(float)
+        gradient = features.T @ (0.5 - labels) / rows + options.noise * rng.standard_normal(width)
+        sums, off = features.T @ np.full(rows, 0.5) - gradient * rows, 4 * options.noise * rows
+        found = milp(
+            np.zeros(rows),
+            constraints=LinearConstraint(features.T, sums - off, sums + off),
+            integrality=np.ones(rows),
+            bounds=Bounds(0, 1),
+            options={"time_limit": 20},
+        )
+        assert np.rint(found.x).tolist() == labels.tolist()
+        batches = Batches.of(rows, rows, 64, 0)
+        check_batches(batches, width)
+        with pytest.raises(ValueError, match="enough to tell all its labels; take larger batches"):
+            check_labels(batches, width, options.noise, 1)
+
+    def test_bits_of_labels_in_gradients(self) -> None:
+        batches = Batches.of(4_000, 4_000, 8_192, 0)
+        # Signal 1/4 / 4000 over noise 1e-8 is 6,250: 6.3 bits a feature.
+        assert label_bits(batches, 10, 1e-4, 1) == pytest.approx(63.05, abs=0.05)
+        assert label_bits(batches, 10, 1e-4, 16) == pytest.approx(63.05 + 20, abs=0.05)
+        check_labels(batches, 10, 1e-4, 20)
+
 
 class TestPlan:
     def test_noise_below_the_error_or_none_is_refused(self) -> None:
@@ -163,6 +192,21 @@ class TestScaling:
         assert scaling.apply(np.array([[0.0, 9.0]]))[0, 1] == 0.0
         with pytest.raises(ValueError, match="2 columns"):
             scaling.apply(np.zeros((1, 3)))
+
+    @pytest.mark.parametrize("power", [-1_000, -40, 40, 510, 1_000])
+    def test_a_columns_unit_does_not_matter(self, power: int) -> None:
+        column = np.random.default_rng(0).standard_normal((60, 1)) + 5
+        column[3] = np.nan
+        plain, other = Scaling.of(column, 3.0), Scaling.of(np.ldexp(column, power), 3.0)
+        found = other.apply(np.ldexp(column, power))
+        assert found.tolist() == plain.apply(column).tolist()
+        assert found.std() == pytest.approx(1, abs=0.05)
+
+    def test_constant_columns_of_any_size_and_far_values_in_them(self) -> None:
+        features = np.tile([0.1, 1e-200, 1e300, -1e308, np.nan], (50, 1))
+        scaling = Scaling.of(features, 3.0)
+        assert not scaling.apply(features).any()
+        assert not scaling.apply(-features).any()
 
 
 class TestSolver:
