@@ -21,10 +21,12 @@ NAMES: Final = {
     "pipeline": "events a second and freshness, from POST to visible in recommendations",
     "straggler": "time to a fixed AUC in each training mode, one of four trainers ten times slower",
     "privacy": "what secure aggregation costs beside Flower's, accuracy against epsilon, bytes, accounting",
+    "psi": "seconds, bytes and memory of private set intersection, beside openmined-psi's",
     "serve": "requests a second and latency of /v1/recommendations",
     "sync": "how changes are found and reach all regions: what each part is worth, other ways, many replicas",
+    "vertical": "joint models beside pooled ones and the guest's alone: quality, seconds, bytes; joint inference",
 }
-PICTURED: Final = ("federated", "privacy", "sync")
+PICTURED: Final = ("federated", "privacy", "sync", "vertical")
 
 
 def main() -> int:
@@ -38,7 +40,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="end within 60 seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="of federated, privacy and sync: write the picture as PNG"
+        "--plot", type=Path, metavar="FILE", help="of federated, privacy, sync and vertical: write the picture as PNG"
     )
     options = parser.parse_args()
     if options.plot is not None and options.name not in PICTURED:

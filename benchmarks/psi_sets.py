@@ -1,0 +1,26 @@
+"""The sets of the PSI benchmark, the same for us and for peers in environments of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sets of texts, ``common`` of them in both."""
+
+    first: list[str]
+    second: list[str]
+    common: int
+
+
+def make_pair(first: int, second: int, common: int) -> Pair:
+    """Sets of these sizes. Raises ValueError where they cannot share so many."""
+    if not 0 <= common <= min(first, second):
+        raise ValueError(f"sets of {first} and {second} cannot share {common}")
+    start = first - common
+    return Pair(_texts(0, first), _texts(start, start + second), common)
+
+
+def _texts(start: int, end: int) -> list[str]:
+    return [f"customer-{number:08d}@example.org" for number in range(start, end)]
