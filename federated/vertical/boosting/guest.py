@@ -123,6 +123,10 @@ def make_guest(options: BoostingOptions, setup: Setup) -> Make:
         raise ValueError("the guest's table has no rows")
     if len(table) > MOST_ROWS:
         raise ValueError(f"{len(table)} rows, at most {MOST_ROWS}")
+    if len(table) < 2 * options.least_rows:
+        raise ValueError(
+            f"{len(table)} rows allow no split with {options.least_rows} rows on each side; take lower least_rows"
+        )
     objective, targets = fit_objective(table.labels, options.loss)
     edges = fit_edges(table.features, options.bins, options.least_rows)
     codes = encode(table.features, edges)

@@ -43,9 +43,10 @@ SEEN: Final = {
     OFFER: "how many columns a host has and how many ways it can split by them",
     GRADIENTS: "nothing but sizes: the gradients are encrypted under the guest's key, which no host has",
     SUMS: "the sums of gradients and second derivatives of the rows that each of the host's candidates sends left, in"
-    " an order that changes with each tree, and which candidates leave too few rows on a side. No columns, no edges, no"
-    " rows. But the guest knows each row's gradients: where two candidates differ by few rows (in a node below the"
-    " root; at the root by the least rows or more), it can search for rows whose numbers add up to the difference",
+    " an order that changes with each tree, and which candidates leave too few rows on a side. No edges, no rows, no"
+    " names; candidates that share a sum are of one column, until the next tree's order. But the guest knows each row's"
+    " gradients: where two candidates differ by few rows (in a node below the root; at the root by the least rows or"
+    " more), it can search for rows whose numbers add up to the difference",
     SPLITS: "which nodes are split by the receiver's own candidates, and which candidates share the best gain",
     SIDES: "which rows go left by the host's split, which of its columns (by a number that stands for it) it is by, and"
     " its id; no edge and no name",

@@ -19,7 +19,7 @@ from federated.vertical.boosting.plain import PlainModel
 from federated.vertical.boosting.trees import LEAF, MOST_SPLITS, MOST_TREES, SPLIT_FIELDS, Splits, Tree
 from federated.vertical.parties import PeerFault
 from federated.vertical.tables import MOST_COLUMNS
-from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Int, Text, pack, unpack
+from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Float, Int, Text, pack, unpack
 
 _MOST_NODES: Final = 2 * MOST_SPLITS + MOST_TREES
 _HERE: Final = "this model"
@@ -136,6 +136,7 @@ class GuestModel:
                 "part": _GUEST,
                 "loss": self.objective.loss,
                 "base": self.objective.base,
+                "unit": self.objective.unit,
                 "names": [name.encode() for name in self.names],
                 "hosts": [name.encode() for name in self.hosts],
                 "column counts": np.array([len(one) for one in self.columns], np.int64),
@@ -178,7 +179,7 @@ def _check_columns(rows: Floats, names: Sequence[str]) -> None:
 def _objective(fields: Mapping[str, Any]) -> Objective:
     for loss in LOSSES:
         if loss == fields["loss"]:
-            return Objective(loss, fields["base"])
+            return Objective(loss, fields["base"], fields["unit"])
     raise PeerFault(_HERE, "malformed", f"there is no loss {fields['loss']!r}")
 
 
@@ -214,6 +215,7 @@ def _dump_plain(model: PlainModel) -> bytes:
         {
             "loss": objective.loss,
             "base": objective.base,
+            "unit": objective.unit,
             **model.splits.fields(),
             **_tree_fields(model.trees, objective.outputs),
         }
@@ -234,6 +236,7 @@ _TREE_FIELDS: Final[dict[str, Expected]] = {
 _PLAIN_FIELDS: Final[dict[str, Expected]] = {
     "loss": Text(),
     "base": Arr("<f8", (None,), MOST_LANES),
+    "unit": Float(),
     **SPLIT_FIELDS,
     **_TREE_FIELDS,
 }
@@ -241,6 +244,7 @@ _GUEST_FIELDS: Final[dict[str, Expected]] = {
     "part": Text(),
     "loss": Text(),
     "base": Arr("<f8", (None,), MOST_LANES),
+    "unit": Float(),
     "names": Blobs(MOST_COLUMNS, 1_000_000),
     "hosts": Blobs(1_000, 1_000),
     "column counts": Arr("<i8", (None,), 1_000),

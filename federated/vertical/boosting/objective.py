@@ -26,10 +26,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss with K outputs; ``base``: float64 [K], the scores before the first tree."""
+    """A loss with K outputs; ``base``: float64 [K], the scores before the first tree. ``unit``: of numbers' scores, a
+    power of two near the labels' deviation, so that the least gain of a split means the same in any unit."""
 
     loss: Loss
     base: Floats
+    unit: float = 1.0
 
     @property
     def outputs(self) -> int:
@@ -48,7 +50,7 @@ class Objective:
     def answer(self, scores: Floats) -> Floats:
         """What scores [N, K] mean: the second class's probability [N], all classes' [N, K], or the number [N]."""
         if self.loss == "squared":
-            return scores[:, 0].copy()
+            return scores[:, 0] * self.unit
         chances = self._chances(scores)
         return chances[:, 0] if self.loss == "logistic" else chances
 
@@ -70,7 +72,8 @@ def fit_objective(labels: Floats, loss: str) -> tuple[Objective, Floats]:
     if loss == "auto":
         loss = {"binary": "logistic", "classes": "softmax", "number": "squared"}[task_of(labels)]
     if loss == "squared":
-        return Objective("squared", np.array([labels.mean()])), labels[:, None].copy()
+        targets, unit = _in_units(labels)
+        return Objective("squared", np.array([targets.mean()]), unit), targets[:, None]
     values = np.unique(labels)
     if loss == "logistic":
         if len(values) != 2:
@@ -84,6 +87,17 @@ def fit_objective(labels: Floats, loss: str) -> tuple[Objective, Floats]:
         raise ValueError(f"softmax loss needs labels of 2 to {MOST_CLASSES} values, there are {len(values)}")
     targets = (labels[:, None] == values[None, :]).astype(np.float64)
     return Objective("softmax", np.log(targets.mean(axis=0))), targets
+
+
+def _in_units(labels: Floats) -> tuple[Floats, float]:
+    """``labels`` [N] over the power of two below their deviation, and that power; numbers of any size."""
+    exponent = int(np.frexp(np.abs(labels).max(initial=0.0))[1])
+    within = np.ldexp(labels, -exponent)
+    spread = float(within.std())
+    # Below 2^-40 of their size they are one number, up to rounding.
+    own = exponent + (int(np.frexp(spread)[1]) - 1 if spread > 2.0**-40 else 0)
+    own = min(max(own, -1_022), 1_023)
+    return np.ldexp(labels, -own), float(np.ldexp(1.0, own))
 
 
 @dataclass(frozen=True, slots=True)

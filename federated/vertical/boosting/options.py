@@ -12,9 +12,9 @@ from federated.vertical.boosting.trees import MOST_DEPTH, MOST_TREES
 @dataclass(frozen=True, slots=True)
 class BoostingOptions:
     """``depth``: splits on the way to a leaf. ``bins``: of each column, by quantiles. ``rate``: of each tree's step.
-    ``l2``: on leaves, above 0. ``least_gain``: of a split. ``least_rows``: on each side of a split, and in each bin of
-    all rows; hosts hold to it, since sums over few rows tell of single rows. ``loss``: logistic, softmax, squared, or
-    auto, as the labels are.
+    ``l2``: on leaves, above 0. ``least_gain``: of a split; of numbers, in about their variance. ``least_rows``: on each
+    side of a split, and in each bin of all rows; hosts hold to it, since sums over few rows tell of single rows.
+    ``loss``: logistic, softmax, squared, or auto, as the labels are.
 
     Raises ValueError.
     """

@@ -52,7 +52,9 @@ KIND: Final = Kind(
         "noise to the host, up to 2^row_mask_distance_log2",
         "masked": "the key holder decrypts noise: every slot has a mask of its own, up to 2^mask_distance_log2; "
         "nobody sees a gradient of another party",
-        "gradient": "the receiver's own gradient of a batch, with the key holder's noise",
+        "gradient": "the receiver's own gradient of a batch, with the key holder's noise: at a host so many linear "
+        "equations of the batch's residuals as it has columns, in the first epoch of its labels; batches for which "
+        "these could tell every 0/1 label are refused",
         "penalty": "nothing: the host's L2 term, encrypted",
         "loss": "the mean loss of the epoch, with the penalties; no row's",
         "verdict": "the mean loss of the epoch, and whether to stop",

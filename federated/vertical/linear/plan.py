@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +21,8 @@ from federated.vertical.tables import Table
 
 Values = npt.NDArray[np.float64]
 
-RESIDUAL: Final[Mapping[str, float]] = {"logistic": 2.0, "linear": 16.0}
-"""The residual that statements about masks reckon with, at most."""
+LOGISTIC_RESIDUAL: Final = 2.0
+"""The residual of 0/1 labels that statements about masks reckon with, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +84,22 @@ class Plan:
         if self.options.family == "logistic":
             check_labels(self.batches, features, self.options.noise, self.options.epochs)
 
+    @property
+    def residual(self) -> float:
+        """The residual that statements about masks reckon with, at most. One of N standardised labels can be as far out
+        as sqrt(N), a predictor that follows it as well."""
+        return LOGISTIC_RESIDUAL if self.options.family == "logistic" else 2 * math.sqrt(self.rows)
+
     def slot_distance(self, features: int) -> float:
         """Statistical distance from noise, at most, of all that a key holder decrypts of a party's masked terms in the
         whole job."""
-        value = self.options.clip * RESIDUAL[self.options.family]
+        value = self.options.clip * self.residual
         return self.masks.distance(value, float(self.rows) * features * self.options.epochs)
 
     def row_distance(self) -> float:
         """The same of the masked residuals themselves, in the form without a coordinator."""
         copies = self.rows * self.batches.copies
-        return self.row_masks.distance(RESIDUAL[self.options.family], float(copies) * self.options.epochs)
+        return self.row_masks.distance(self.residual, float(copies) * self.options.epochs)
 
     def figures(self, features: int) -> dict[str, float | int | str]:
         """What a party shows of the protection. ``equations_per_row``: how many linear equations its gradients of an

@@ -70,7 +70,9 @@ class Terms:
         found: Values = self.masks.values(steps) / len(self.batches.rows[batch])
         if np.abs(found).max(initial=0.0) > MOST_GRADIENT:
             raise PeerFault(
-                keeper, "gradient", f"beyond {MOST_GRADIENT:.0e}: not of these terms, or diverged"
+                keeper,
+                "gradient",
+                f"beyond {MOST_GRADIENT:.0e}: not of these terms, or training diverges and needs a lower rate",
             )
         return found
 

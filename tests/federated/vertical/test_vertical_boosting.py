@@ -480,6 +480,8 @@ def test_tables_that_do_not_fit_are_refused() -> None:
         train(replace(SMALL, loss="logistic"), given)
     with pytest.raises(ValueError, match="labels"):
         train(SMALL, {**given, "bank": replace(given["bank"], labels=None)})
+    with pytest.raises(ValueError, match=r"60 rows allow no split with 31 .* take lower least_rows"):
+        train(replace(SMALL, least_rows=31), given)
 
 
 # As good as all columns in one place.

@@ -120,6 +120,27 @@ def test_scores_far_out_neither_overflow_nor_vanish() -> None:
         fit_objective(np.arange(30.0), "softmax")
 
 
+@pytest.mark.parametrize("power", [-900, -20, 0, 30, 900])
+def test_numbers_in_another_unit_grow_the_same_trees(power: int) -> None:
+    generator = np.random.default_rng(9)
+    features = generator.normal(size=(120, 3))
+    labels = 50 + 7 * features[:, 0] - features[:, 1]
+    one, other = (
+        boost(features, numbers, trees=3, depth=2, bins=8, rule=Rule(), loss="squared")
+        for numbers in (labels, np.ldexp(labels, power))
+    )
+    assert len(one.splits) > 3
+    assert other.splits == one.splits
+    assert np.array_equal(other.answer(features), np.ldexp(one.answer(features), power))
+    assert np.abs(one.answer(features) - labels).std() < labels.std() / 2
+
+
+def test_a_units_size_never_comes_from_rounding() -> None:
+    objective, targets = fit_objective(np.full(3, 0.1), "squared")
+    assert objective.answer(np.tile(objective.base, (3, 1))) == pytest.approx(0.1)
+    assert np.ptp(targets) == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=40),

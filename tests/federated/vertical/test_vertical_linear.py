@@ -147,6 +147,12 @@ class TestTraining:
         assert found.scaled == pytest.approx(Labels.of(guest.labels, TAYLOR_LINEAR).scaled)
         assert found.scaled * found.deviation + found.mean == pytest.approx(labels)
 
+    def test_what_is_said_of_masks_covers_the_farthest_label(self) -> None:
+        labels = np.zeros(ROWS)
+        labels[7] = 1e6
+        farthest = np.abs(Labels.of(labels, TAYLOR_LINEAR).scaled).max()
+        assert np.sqrt(ROWS) - 0.1 < farthest < Plan.of(TAYLOR_LINEAR, ROWS, SEED, 1).residual
+
     def test_labels_of_minus_one_and_one_are_the_same_job(self) -> None:
         given = tables(1)
         guest = given["guest"]
