@@ -25,7 +25,8 @@ class Setup:
 
     ``table``: this party's rows; aligned (row i is the same person at every party) where the kind says so; None at a
     party that has none, such as a coordinator. ``seed``: public, the same at all parties. ``rows``: how many rows are
-    aligned, known at every party (0 where the kind aligns nothing).
+    aligned, known at every party (0 where the kind aligns nothing). ``rest``: this party's rows that the others have
+    not, in its own order; None where there are none.
     """
 
     me: str
@@ -34,6 +35,7 @@ class Setup:
     seed: int
     rows: int = 0
     workers: Workers = field(default_factory=Alone)
+    rest: Table | None = None
 
     def named(self, role: str) -> tuple[str, ...]:
         """The parties with this role, in the job's order."""

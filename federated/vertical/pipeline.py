@@ -123,7 +123,7 @@ def _role(
         yield Checkpoint(ALIGNED, _kept(found, None))
     table = None if setup.table is None else setup.table.take(found.rows)
     train = None if table is None else table.take(found.train())
-    own = replace(setup, table=train, rows=found.count - len(found.test))
+    own = replace(setup, table=train, rows=found.count - len(found.test), rest=_rest(setup.table, found.rows))
     result = yield from _shifted(kind.make(options, own)(inner), found)
     result = replace(result, rows=found.rows if table is not None else None, test=found.test)
     if kind.load is None or not len(found.test):
@@ -224,6 +224,15 @@ def _shifted(role: Role[PartResult], found: _Joint | None) -> Role[PartResult]:
                 raise ValueError(f"a checkpoint's label {effect.label}")
             effect = Checkpoint(first + effect.label, _kept(found, effect.state))
         answer = yield effect
+
+
+def _rest(table: Table | None, rows: npt.NDArray[np.int64]) -> Table | None:
+    """The rows of ``table`` that are not joint."""
+    if table is None or len(rows) == len(table):
+        return None
+    left = np.ones(len(table), np.bool_)
+    left[rows] = False
+    return table.take(np.flatnonzero(left).astype(np.int64))
 
 
 def _score(

@@ -1,0 +1,46 @@
+"""The kind of job ``transfer``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from federated.vertical.kinds import Count, GuestPart, HostPart, Kind, Setup
+from federated.vertical.parties import Make, PartResult, Role
+from federated.vertical.transfer.options import TransferOptions
+
+
+def make(options: TransferOptions, setup: Setup) -> Make:
+    """This party's role. Raises ValueError."""
+    from federated.vertical.transfer import roles
+
+    roles.own_table(setup)
+    role = roles.guest if setup.parties[setup.me] == "guest" else roles.host
+
+    def start(state: bytes | None) -> Role[PartResult]:
+        return role(options, setup, state)
+
+    return start
+
+
+def load(body: bytes) -> HostPart | GuestPart:
+    """A party's part of the model."""
+    from federated.vertical.transfer.model import load as read
+
+    return read(body)
+
+
+KIND: Final = Kind(
+    name="transfer",
+    summary="few common users: the guest's labels, all of its rows too, for scores of the host's customers",
+    roles={"guest": Count(1, 1), "host": Count(1, 1)},
+    options=TransferOptions,
+    make=make,
+    seen={
+        "keys": "a public key, and how many features the sender has",
+        "matrix": "nothing: the sender's vectors (and labels) of the common rows, encrypted under its own key",
+        "masked": "the key holder decrypts noise: every slot has a mask of its own, up to 2^mask_distance_log2",
+        "sums": "the receiver's own gradient over all common rows, with the key holder's noise; over many steps these "
+        "are many sums of the same rows, and what they tell together is not bounded",
+    },
+    load=load,
+)

@@ -1,0 +1,50 @@
+"""What both parties of a federated transfer agree on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+MOST_STEPS: Final = 100_000
+MOST_HIDDEN: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Raises ValueError for what cannot be.
+
+    ``hidden``: length of the vectors in which the parties' users are compared. ``gamma``: weight of how near both
+    vectors of a common user must be; to be chosen on rows held out. ``steps``: over all common rows each. ``rate``
+    (over 1 + gamma), ``momentum``: of a step. ``l2``: weight of half the squared weights. ``clip``: standardised
+    features beyond it are cut. ``every``: steps from one checkpoint to the next. ``precision``: standard deviation that
+    masks may add to a mean gradient. ``noise``: standard deviation of what a key holder adds to it.
+    """
+
+    hidden: int = 8
+    gamma: float = 1.0
+    steps: int = 200
+    rate: float = 0.3
+    momentum: float = 0.9
+    l2: float = 1e-3
+    clip: float = 3.0
+    every: int = 20
+    precision: float = 2.0**-13
+    noise: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name, largest in (("hidden", MOST_HIDDEN), ("steps", MOST_STEPS), ("every", MOST_STEPS)):
+            if not 1 <= getattr(self, name) <= largest:
+                raise ValueError(f"{name} is {getattr(self, name)}, not within 1 and {largest}")
+        for name, least, most in (
+            ("gamma", 0.0, 1e3),
+            ("rate", 1e-9, 100.0),
+            ("momentum", 0.0, 0.999),
+            ("l2", 0.0, 1e3),
+            ("clip", 0.1, 100.0),
+            ("precision", 2.0**-30, 0.1),
+            ("noise", 1e-9, 1.0),
+        ):
+            value = getattr(self, name)
+            if not math.isfinite(value) or not least <= value <= most:
+                raise ValueError(f"{name} is {value}, not within {least} and {most}")

@@ -1,0 +1,252 @@
+"""Federated transfer: equal to the one in the clear, resumed, and what each party can make of what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
+
+from federated.vertical.ckks import FLOOR, SHALLOW, Opener, Scheme
+from federated.vertical.kinds import Setup
+from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
+from federated.vertical.pipeline import Alignment, joint
+from federated.vertical.tables import Table
+from federated.vertical.transfer import roles
+from federated.vertical.transfer.kind import KIND
+from federated.vertical.transfer.model import GuestModel, HostModel, load
+from federated.vertical.transfer.options import TransferOptions
+from federated.vertical.transfer.sealed import Plan
+from federated.vertical.transfer.sides import GuestSide, HostSide, Side
+from federated.vertical.transfer.twin import gradients, loss_of, train_plain
+from federated.vertical.wire import Blobs, pack, unpack
+
+ROWS, REST, SEED = 30, 25, 3
+SMALL = TransferOptions(hidden=4, steps=4, every=2)
+SEEDS = {"guest": 21, "host": 22}
+
+
+def setups(rows: int = ROWS, columns: int = 3) -> dict[str, Setup]:
+    """Guest and host with so many common rows; the guest has others, too."""
+    rng = np.random.default_rng(SEED)
+    latent = rng.standard_normal((rows + REST, 3))
+    parties = {"guest": "guest", "host": "host"}
+    ids, names = [f"id{row}" for row in range(rows + REST)], tuple("abcdefgh"[:columns])
+    labels = np.where(latent.sum(axis=1) > 0, 1.0, 0.0)
+    found = {}
+    for name in parties:
+        features = latent @ rng.standard_normal((3, columns))
+        marks = labels if name == "guest" else None
+        table = Table(tuple(ids), features, names, marks)
+        common = table.take(np.arange(rows, dtype=np.int64))
+        rest = table.take(np.arange(rows, rows + REST, dtype=np.int64)) if name == "guest" else None
+        found[name] = Setup(name, parties, common, SEED, rows, rest=rest)
+    return found
+
+
+def sides(options: TransferOptions, given: Mapping[str, Setup]) -> tuple[GuestSide, HostSide]:
+    _, guest = roles.guest_side(options, given["guest"], SEEDS["guest"])
+    _, host = roles.host_side(options, given["host"], SEEDS["host"])
+    return guest, host
+
+
+def run(
+    options: TransferOptions,
+    given: Mapping[str, Setup],
+    states: Mapping[str, bytes] | None = None,
+    **more: Any,
+) -> Outcome[Any]:
+    made = {}
+    for name, setup in given.items():
+        seed = SEEDS[name].to_bytes(8, "little")
+        random = np.random.default_rng(SEEDS[name])
+
+        def draw(count: int, seed: bytes = seed, random: Any = random) -> bytes:
+            return seed if count == 8 else random.bytes(count)
+
+        role = roles.guest if name == "guest" else roles.host
+        made[name] = role(options, setup, None if states is None else states[name], draw)
+    return run_local(made, **more)
+
+
+def weights(outcome: Outcome[Any], name: str) -> np.ndarray:
+    part = load(outcome.results[name].model)
+    assert isinstance(part, GuestModel | HostModel)
+    return part.weights
+
+
+class TestInTheClear:
+    def test_gradients_are_those_of_the_loss(self) -> None:
+        guest, host = sides(replace(SMALL, gamma=0.7), setups())
+        found, step = gradients(guest, host), 1e-5
+        for side, gradient in zip((guest, host), found, strict=True):
+            assert np.abs(gradient).max() > 1e-3
+            for place in np.ndindex(gradient.shape):
+                kept = side.weights[place]
+                side.weights[place] = kept + step
+                above = loss_of(guest, host)
+                side.weights[place] = kept - step
+                below = loss_of(guest, host)
+                side.weights[place] = kept
+                assert (above - below) / (2 * step) == pytest.approx(gradient[place], abs=1e-8)
+
+    def test_weighted_matrices_are_the_gradients(self) -> None:
+        """What the parties compute with each other's V is the gradient by the chain rule, up to rounding."""
+        guest, host = sides(SMALL, setups())
+        pairs: list[tuple[GuestSide | HostSide, Side]] = [(guest, host), (host, guest)]
+        for (side, other), truth in zip(pairs, gradients(guest, host), strict=True):
+            needed, own = side.needs()
+            assert isinstance(other, GuestSide | HostSide)
+            matrix = other.message()
+            found = ((matrix[None] * needed).sum(axis=1) + own) / ROWS
+            assert np.abs(found - truth).max() < 1e-12
+
+
+class TestTraining:
+    def test_weights_are_those_in_the_clear_within_the_stated_error(self) -> None:
+        given = setups()
+        outcome, (guest, host) = run(SMALL, given), sides(SMALL, given)
+        before = loss_of(guest, host)
+        starts = guest.weights.copy(), host.weights.copy()
+        train_plain(guest, host)
+        assert loss_of(guest, host) < before
+        # Errors of steps add up like independent ones, six standard deviations wide; momentum repeats each.
+        error = float(np.hypot(SMALL.noise, SMALL.precision))
+        stated = 6 * error * SMALL.rate / (1 + SMALL.gamma) / (1 - SMALL.momentum) * np.sqrt(SMALL.steps)
+        for name, side, start in zip(given, (guest, host), starts, strict=True):
+            assert np.abs(side.weights - start).max() > 20 * stated
+            assert np.abs(weights(outcome, name) - side.weights).max() < stated
+        assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen)
+
+    def test_from_a_checkpoint_it_goes_on(self) -> None:
+        given = setups()
+        whole = run(SMALL, given)
+        states = {name: kept[2] for name, kept in whole.checkpoints.items()}
+        resumed = run(SMALL, given, states, label=2)
+        assert [list(kept) for kept in resumed.checkpoints.values()] == [[4], [4]]
+        for name in given:
+            assert weights(resumed, name) == pytest.approx(weights(whole, name), abs=5e-3)
+        # At the last label nothing is left to do, and nothing is said.
+        done = {name: kept[4] for name, kept in whole.checkpoints.items()}
+        assert not run(SMALL, given, done, label=4).transcript.messages
+
+    def test_several_chunks_are_one_answer(self) -> None:
+        """More rows than a ciphertext holds."""
+        options, given = replace(SMALL, hidden=64, steps=1), setups(rows=70, columns=2)
+        assert Plan(options, 70).chunks == 3
+        outcome, (guest, host) = run(options, given), sides(options, given)
+        train_plain(guest, host)
+        assert np.abs(weights(outcome, "guest") - guest.weights).max() < 5e-4
+        assert np.abs(weights(outcome, "host") - host.weights).max() < 5e-4
+
+    def test_a_whole_job_scores_held_out_customers(self) -> None:
+        """Through the pipeline: the guest's rows that the host has not are learned from, too."""
+        given = setups(rows=60)
+        options = replace(SMALL, steps=1)
+        made = {}
+        for name, setup in given.items():
+            made[name] = joint(KIND, options, replace(setup, rest=None), Alignment(), 0.3)(None)
+        figures = run_local(made).results["guest"].figures
+        assert figures["common rows"] == 42
+        assert 0 <= figures["test auc"] <= 1
+
+
+class TestCurious:
+    def test_a_key_holder_decrypts_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slots are as wide as masks, and do not go along with the gradient's terms."""
+        openers: list[Opener] = []
+        real = Opener.__init__
+
+        def noted(self: Opener, scheme: Scheme) -> None:
+            openers.append(self)
+            real(self, scheme)
+
+        monkeypatch.setattr(Opener, "__init__", noted)
+        given = setups()
+        options = replace(SMALL, steps=1, every=1)
+        outcome = run(options, given, bodies=True)
+        plan = Plan(options, ROWS)
+        guest, host = sides(options, given)
+        # The guest made its key first; what the host masked is under it.
+        body = outcome.transcript.of(sender="host", kind="masked")[0].body
+        assert body is not None
+        terms = unpack(body, "host", {"terms": Blobs(100, SHALLOW.most_bytes(FLOOR))})["terms"]
+        slots = np.array(
+            [openers[0].open(plan.scheme.read(one, "host", FLOOR, plan.term_scale)) for one in terms]
+        )
+        reach = plan.masks.reach
+        assert slots.std() == pytest.approx(reach / np.sqrt(3), rel=0.05)
+        needed, _ = host.needs()
+        truth = np.array([plan.slots(guest.message() * one)[0] for one in needed])
+        assert abs(np.corrcoef(slots.ravel(), truth.ravel())[0, 1]) < 0.05
+        # And what lies beyond the rows is masked as well.
+        assert np.abs(slots[:, plan.height * plan.width :]).mean() > 0.4 * reach
+        assert plan.distance(3) < 2**-15
+
+
+class TestPeers:
+    @pytest.mark.parametrize(
+        ("kind", "body", "rule"),
+        [
+            ("keys", pack({"public": b"none", "features": 3}), "ciphertext"),
+            ("keys", pack({"public": b"none", "features": ROWS}), "features"),
+            ("matrix", pack({"matrix": [b"none"]}), "ciphertext"),
+            ("matrix", pack({"matrix": []}), "malformed"),
+            ("masked", pack({"terms": [b"none"] * 4}), "ciphertext"),
+            ("sums", pack({"sums": np.zeros((3, 4), np.int64)}), "malformed"),
+        ],
+    )
+    def test_what_no_honest_party_sends(self, kind: str, body: bytes, rule: str) -> None:
+        def twist(sent: Sent) -> Iterable[tuple[str, bytes]]:
+            assert sent.body is not None
+            return [(sent.kind, body if sent.kind == kind and sent.sender == "host" else sent.body)]
+
+        with pytest.raises(PeerFault, match=f"host: {rule}"):
+            run(SMALL, setups(), twist=twist)
+
+    def test_ciphertexts_mixed_up_are_noticed_or_only_spoil(self) -> None:
+        """Sums of other masks than one's own are of their size."""
+        kept: list[bytes] = []
+
+        def twist(sent: Sent) -> Iterable[tuple[str, bytes]]:
+            assert sent.body is not None
+            if sent.kind == "masked" and sent.sender == "host":
+                kept.append(sent.body)
+                return [(sent.kind, kept[0])]
+            return [(sent.kind, sent.body)]
+
+        with pytest.raises(PeerFault, match="guest: gradient"):
+            run(SMALL, setups(), twist=twist)
+
+    def test_too_few_rows_are_refused(self) -> None:
+        given = setups(rows=4)
+        with pytest.raises(ValueError, match="it takes more than 4 rows"):
+            KIND.make(SMALL, given["guest"])
+
+    def test_shares_and_models_that_are_none(self) -> None:
+        outcome = run(replace(SMALL, steps=1, every=1), setups())
+        body = outcome.results["guest"].model
+        guest = load(body)
+        assert isinstance(guest, GuestModel)
+        rows = np.zeros((5, 3))
+        for share in (np.zeros((5, 3)), np.zeros((5, 4), np.float32), np.full((5, 4), 2.0)):
+            with pytest.raises(PeerFault, match="host: malformed"):
+                guest.combine(rows, {"host": share})
+        with pytest.raises(ValueError, match="no share of host"):
+            guest.combine(rows, {})
+        assert guest.combine(rows, {"host": np.zeros((5, 4))}) == pytest.approx(np.full(5, 0.5))
+        for wrong in (body[:-1], body.replace(b"guest 1", b"guest 9")):
+            with pytest.raises((PeerFault, ValueError)):
+                load(wrong)
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [({"steps": 0}, "steps is 0"), ({"gamma": -1.0}, "gamma"), ({"noise": 0.0}, "noise")],
+    )
+    def test_options_that_cannot_be(self, given: dict[str, Any], told: str) -> None:
+        with pytest.raises(ValueError, match=told):
+            TransferOptions(**given)
