@@ -1,16 +1,15 @@
 """Identifiers as the parties compare them: one stated rule, so that the same person has the same bytes at every party.
 
 The rule: a text in Unicode's form NFC, without white space at its ends; with ``case="fold"`` case-folded, then NFC
-again; encoded as UTF-8; 1 to 256 bytes, no control characters. The parties tell each other the rule's fingerprint
-before anything else. Whatever an id looks like beyond that (leading zeros, dots in mail addresses) is the parties'
-own business: they agree on it before.
+again; encoded as UTF-8; 1 to 256 bytes, no control characters. The parties tell each other the rule before anything
+else. Whatever an id looks like beyond that (leading zeros, dots in mail addresses) is the parties' own business: they
+agree on it before.
 
 What is not an id is named with examples: empty ones, repeated ones (the first row counts), refused ones.
 """
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import numpy.typing as npt
 
 MOST_ID_BYTES: Final = 256
 EXAMPLES: Final = 5
-_UNICODE: Final = unicodedata.unidata_version
 
 Case = Literal["keep", "fold"]
 Rows = npt.NDArray[np.int64]
@@ -64,10 +62,6 @@ class IdRule:
         if len(encoded) > MOST_ID_BYTES:
             raise IdRefused(f"has {len(encoded)} bytes, at most {MOST_ID_BYTES} are allowed")
         return encoded
-
-    def fingerprint(self) -> bytes:
-        """16 bytes that are equal where the rule is the same."""
-        return hashlib.sha256(f"headwater-psi-ids-1 NFC trimmed {self.case} utf-8".encode()).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
