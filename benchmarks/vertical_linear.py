@@ -52,6 +52,12 @@ class Sizes:
 
 def measure(sizes: Sizes) -> list[Row]:
     """All rows."""
+    rows = _sets(sizes)
+    Console(stderr=True).print("vertical: an epoch over encrypted data")
+    return [*rows, *outsourced(sizes)]
+
+
+def _sets(sizes: Sizes) -> list[Row]:
     console = Console(stderr=True)
     rows: list[Row] = []
     for wanted in sizes.sets:
@@ -62,8 +68,7 @@ def measure(sizes: Sizes) -> list[Row]:
             rows.append(missing(f"{wanted.name}, logistic regression", error))
             continue
         rows += _set(wanted, split, sizes)
-    console.print("vertical: an epoch over encrypted data")
-    return [*rows, *outsourced(sizes)]
+    return rows
 
 
 def missing(work: str, error: SetMissing) -> Row:
