@@ -87,6 +87,13 @@ def run(
         Path | None,
         typer.Option(metavar="FOLDER", help="For sets beyond memory (ecdh): an empty folder for them."),
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="rsa, unbalanced: what the next run with the same file need not do again; keep it secret.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write every party's common ids and rows there.")
     ] = None,
@@ -122,6 +129,7 @@ def run(
             column=column,
             cores=cores or os.cpu_count() or 1,
             disk=disk,
+            keep=keep,
             progress=lambda name, step: line(f"{name}: {step.what} {step.done} of {step.total}"),
         )
     if out is not None:
@@ -198,10 +206,16 @@ def _write(trial: Trial, folder: Path) -> None:
 @contextmanager
 def _refusals() -> Iterator[None]:
     from federated.psi.ids import IdsRefused
+    from federated.vertical.parties import PeerFault
     from federated.vertical.tables import TableRefused
+    from services.vertical.store import StateDamaged
 
     try:
         yield
+    except (PeerFault, StateDamaged) as error:
+        raise CommandFailed(
+            Exit.REFUSED, str(error), "What --keep kept is damaged, or of other options: name another folder."
+        ) from error
     except (TableRefused, IdsRefused) as error:
         raise CommandFailed(
             Exit.BAD_INPUT, str(error), "`headwater fl psi check FILE` names what is wrong with a file."

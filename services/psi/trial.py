@@ -11,16 +11,18 @@ from typing import Any, Final
 
 from federated.psi import unbalanced
 from federated.psi.ecdh import ecdh
-from federated.psi.ids import IdRule, normalise
+from federated.psi.ids import IdRule, Ids, normalise
 from federated.psi.kind import PsiOptions
 from federated.psi.members import Members, MemoryMembers, spool
+from federated.psi.rsa import PrivateKey, generate, private_key
 from federated.psi.several import several
-from federated.psi.signatures import asker, asks, signer
+from federated.psi.signatures import MemoryCache, asker, asks, signer
 from federated.psi.terms import Found
 from federated.psi.transfers import transfers
 from federated.vertical.parties import Effect, Incoming, Progress, Role, Workers, run_local
 from services.psi.disk import DiskFolder
 from services.psi.files import read_ids
+from services.vertical.store import read_whole, write_whole
 from services.vertical.workers import workers as workers_on
 
 MOST_FILES: Final = 32
@@ -44,11 +46,13 @@ def intersect(
     column: str = "id",
     cores: int = 1,
     disk: Path | None = None,
+    keep: Path | None = None,
     progress: Callable[[str, Progress], None] = lambda name, step: None,
 ) -> Trial:
     """Intersect ``files`` (by party's name; the first is the guest, or the leader of several).
 
-    ``disk``: an empty folder where sets, tags and buckets lie instead of in memory (Diffie-Hellman alone). Raises
+    ``disk``: an empty folder where sets, tags and buckets lie instead of in memory (Diffie-Hellman alone). ``keep``: a
+    folder for what one run leaves to the next: the signer's key and signatures, or the prepared large set. Raises
     ValueError for what does not fit, IdsRefused, TableRefused.
     """
     names = tuple(files)
@@ -59,13 +63,33 @@ def intersect(
         raise ValueError(f"{protocol} with {len(names)} files: two, or with several three to {MOST_FILES}")
     if disk is not None and (protocol != "ecdh" or (disk.exists() and any(disk.iterdir()))):
         raise ValueError("a folder on disk is for ecdh, and empty at the beginning")
+    kept = None if keep is None else Kept(keep)
     began_s = time.perf_counter()
     with workers_on(cores) as workers:
-        parties = _Parties(names, files, options, protocol, column, workers, disk)
+        parties = _Parties(names, files, options, protocol, column, workers, disk, kept)
         roles = {name: _watched(parties.role(name), partial(progress, name)) for name in names}
         outcome = run_local(roles)
+    if kept is not None and parties.cache is not None:
+        kept.write("signatures", parties.cache.to_bytes())
     sent = {key: size for key, (_, size) in outcome.transcript.counts().items()}
     return Trial(protocol, outcome.results, sent, parties.complaints, time.perf_counter() - began_s)
+
+
+class Kept:
+    """Files that a run leaves to the next, in a folder for this user alone: as secret as the ids."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = path
+
+    def read(self, name: str) -> bytes:
+        """The file; empty where it is not there. Raises StateDamaged."""
+        file = self._path / name
+        return read_whole(file) if file.exists() else b""
+
+    def write(self, name: str, data: bytes) -> None:
+        """The whole file anew, or not at all."""
+        write_whole(self._path / name, data)
 
 
 class _Parties:
@@ -78,9 +102,11 @@ class _Parties:
         column: str,
         workers: Workers,
         disk: Path | None,
+        kept: Kept | None,
     ) -> None:
         self._names, self._files, self._options, self._protocol = names, files, options, protocol
-        self._column, self._workers, self._disk = column, workers, disk
+        self._column, self._workers, self._disk, self._kept = column, workers, disk, kept
+        self.cache: MemoryCache | None = None
         self.complaints: dict[str, str] = {}
 
     def role(self, name: str) -> Role[Found]:
@@ -103,13 +129,31 @@ class _Parties:
             if asks(first, terms):
                 bits = self._options.bits
                 return asker(peer, arrange, terms, first=first, least_bits=bits, workers=workers)
-            return signer(peer, arrange, terms, first=first, bits=self._options.bits, workers=workers)
+            key, self.cache = self._key(), MemoryCache()
+            if self._kept is not None:
+                self.cache = MemoryCache.from_bytes(self._kept.read("signatures"))
+            return signer(peer, arrange, terms, key, first=first, cache=self.cache, workers=workers)
         bits = self._options.filter_bits
         if asks(first, terms):
             asking = unbalanced.asker(peer, arrange, terms, first=first, least_bits=bits, workers=workers)
             return _only_found(asking)
-        prepared = unbalanced.prepare(ids.values, bits, workers=workers)
-        return unbalanced.owner(peer, ids, prepared, terms, first=first, workers=workers)
+        return unbalanced.owner(peer, ids, self._prepared(ids), terms, first=first, workers=workers)
+
+    def _key(self) -> PrivateKey:
+        held = b"" if self._kept is None else self._kept.read("signer")
+        key = private_key(held) if held else generate(self._options.bits)
+        if self._kept is not None:
+            self._kept.write("signer", key.to_bytes())
+        return key
+
+    def _prepared(self, ids: Ids) -> unbalanced.Prepared:
+        held = b"" if self._kept is None else self._kept.read("prepared")
+        if held:
+            return unbalanced.Prepared.from_bytes(held)
+        made = unbalanced.prepare(ids.values, self._options.filter_bits, workers=self._workers)
+        if self._kept is not None:
+            self._kept.write("prepared", made.to_bytes())
+        return made
 
     def _spooled(self, name: str, key: bytes) -> Members:
         assert self._disk is not None

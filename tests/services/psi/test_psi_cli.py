@@ -72,6 +72,38 @@ def test_processes_and_disk_give_the_same(files: list[str], tmp_path: Path) -> N
         intersect(named, PsiOptions(), disk=tmp_path / "disk")
 
 
+@pytest.mark.parametrize(("protocol", "again"), [("rsa", "sign_own"), ("unbalanced", "prepare")])
+def test_what_is_kept_is_not_done_again(
+    protocol: str, again: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["run", *files[:2], "--protocol", protocol, "--cores", "1", "--keep", str(tmp_path / "kept")]
+    assert headwater(*arguments) == Exit.OK
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "kept").iterdir())
+    module = "federated.psi.signatures" if protocol == "rsa" else "federated.psi.unbalanced"
+
+    def twice(*given: object, **more: object) -> None:
+        raise AssertionError("done again")
+
+    monkeypatch.setattr(f"{module}.{again}", twice)
+    assert headwater(*arguments) == Exit.OK
+    files[1], files[2] = files[2], files[1]
+    arguments[2] = files[1]
+    if protocol == "rsa":
+        with pytest.raises(AssertionError, match="done again"):
+            main(["fl", "psi", *arguments])
+    else:
+        assert headwater(*arguments) == Exit.USAGE  # another set than was prepared
+
+
+def test_kept_files_of_other_options_or_damaged(files: list[str], tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    arguments = ["run", *files[:2], "--protocol", "unbalanced", "--cores", "1", "--keep", str(kept)]
+    assert headwater(*arguments) == Exit.OK
+    assert headwater(*arguments, "--filter-bits", "40") == Exit.REFUSED
+    (kept / "prepared").write_bytes(b"nothing")
+    assert headwater(*arguments) == Exit.REFUSED
+
+
 def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.csv"
     path.write_text("id\na\nb \n b\n")
