@@ -180,11 +180,16 @@ def _hold_out(
 
 
 def held_out(table: Table, test: float, seed: int) -> npt.NDArray[np.int64]:
-    """Positions to hold out, rising: the part ``test`` of each class where labels are few, of all rows else."""
+    """Positions to hold out, rising: the part ``test`` of each class where labels are few, of all rows else.
+
+    The same for the same table and seed. The draw depends on the whole table, which nobody else knows, for the others
+    hear the positions and know the seed: with the seed alone, places within a class tell which rows are of one class.
+    """
     labels = np.zeros(len(table)) if table.labels is None else table.labels
     values = np.unique(labels)
     groups = [labels == value for value in values] if len(values) <= 20 else [np.ones(len(table), np.bool_)]
-    generator = np.random.default_rng([seed, 0x7E57])
+    secret = int.from_bytes(table.fingerprint(), "little")
+    generator = np.random.default_rng([seed, 0x7E57, secret])
     chosen = [
         generator.permutation(np.flatnonzero(group))[: round(test * int(group.sum()))] for group in groups
     ]

@@ -14,7 +14,7 @@ from federated.psi.kind import PsiOptions
 from federated.vertical.evaluation import baselines, ks, measures, task_of
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import PartResult, PeerFault, Role, Sent, run_local
-from federated.vertical.pipeline import ALIGNED, Alignment, check_roles, joint
+from federated.vertical.pipeline import ALIGNED, Alignment, check_roles, held_out, joint
 from federated.vertical.tables import Table
 from federated.vertical.wire import pack
 from tests.support.vertical_sums import KIND, SumsOptions
@@ -87,6 +87,47 @@ def test_a_whole_job_trains_on_the_rest_and_scores_what_is_held_out() -> None:
     assert results["bank"].scores == pytest.approx(scores)
     assert results["bank"].figures["test auc"] == measures(given["bank"].labels[test], scores)["auc"]
     assert list(outcome.checkpoints["shop"]) == [ALIGNED, ALIGNED + 1, ALIGNED + 2]
+
+
+def labels_told(held: np.ndarray, labels: np.ndarray, test: float, seed: int) -> float:
+    """Part of the labels that a host knows for certain from held-out positions, the seed, and how large the classes
+    are: a class's n-th row is held out if n is among its drawn places."""
+    rows, sizes = len(labels), [int((labels == value).sum()) for value in (0, 1)]
+    generator = np.random.default_rng([seed, 0x7E57])
+    drawn = [set(generator.permutation(size)[: round(test * size)].tolist()) for size in sizes]
+    is_held = np.isin(np.arange(rows), held)
+
+    def fits(row: int, zeros: int, value: int) -> bool:
+        place = (zeros, row - zeros)[value]
+        return 0 <= place < sizes[value] and (place in drawn[value]) == is_held[row]
+
+    def steps(row: int, zeros: int) -> list[tuple[int, int]]:
+        return [(value, zeros + 1 - value) for value in (0, 1) if fits(row, zeros, value)]
+
+    # How many rows of class 0 there may be before each row, from the start and back from the end.
+    before = [{0}]
+    for row in range(rows):
+        before.append({to for zeros in before[-1] for _, to in steps(row, zeros)})
+    after, certain = {sizes[0]}, 0
+    for row in reversed(range(rows)):
+        kept = {(zeros, value) for zeros in before[row] for value, to in steps(row, zeros) if to in after}
+        certain += {value for _, value in kept} == {labels[row]}
+        after = {zeros for zeros, _ in kept}
+    return certain / rows
+
+
+def test_held_out_positions_do_not_tell_labels() -> None:
+    generator = np.random.default_rng(3)
+    labels = generator.permutation(np.repeat([0.0, 1.0], 100))
+    table = Table(tuple(map(str, range(200))), generator.normal(size=(200, 1)), ("x",), labels)
+    held = held_out(table, 0.3, 5)
+    assert held.tolist() == held_out(table, 0.3, 5).tolist()
+    assert labels[held].sum() == 30
+    assert labels_told(held, labels, 0.3, 5) < 0.05
+    # By the seed alone:
+    generator = np.random.default_rng([5, 0x7E57])
+    groups = [generator.permutation(np.flatnonzero(labels == value))[:30] for value in (0, 1)]
+    assert labels_told(np.concatenate(groups), labels, 0.3, 5) > 0.1
 
 
 def test_a_whole_job_goes_on_from_each_of_its_checkpoints() -> None:
