@@ -24,7 +24,7 @@ class TransferOptions:
     hidden: int = 8
     gamma: float = 1.0
     steps: int = 200
-    rate: float = 0.3
+    rate: float = 0.05
     momentum: float = 0.9
     l2: float = 1e-3
     clip: float = 3.0

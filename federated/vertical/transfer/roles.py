@@ -159,5 +159,9 @@ def _features(options: TransferOptions, setup: Setup, rest: bool) -> tuple[Scali
 
 
 def _figures(side: GuestSide | HostSide, plan: Plan) -> dict[str, float | int | str]:
-    found: dict[str, float | int | str] = {"steps": side.step, "common rows": side.common}
+    found: dict[str, float | int | str] = {
+        "steps": side.step,
+        "common rows": side.common,
+        "rows learned from": len(side.features),
+    }
     return found | plan.figures(len(side.weights) - 1)

@@ -54,8 +54,8 @@ class Plan:
 
     @property
     def flooding(self) -> float:
-        """The key holder's noise over the bound on the error of a fresh encryption, by weights of ``clip``."""
-        return self.options.noise / (SHALLOW.fresh_error * self.options.clip)
+        """The key holder's noise over a bound on what the error of a fresh encryption adds to a mean gradient."""
+        return self.options.noise / (SHALLOW.fresh_error * self._weight(1.0))
 
     def slots(self, matrix: Values) -> list[Values]:
         """``matrix`` [n + d, d] as what fills each ciphertext, [slots]."""
@@ -77,8 +77,15 @@ class Plan:
 
     def distance(self, features: int) -> float:
         """Statistical distance from noise, at most, of all that a key holder decrypts of a party in the whole job."""
-        slots = (features + 1.0) * self.height * self.width * self.options.steps
-        return self.masks.distance(self.options.clip * (1 + self.options.gamma), slots)
+        columns = (features + 1.0) * self.width * self.options.steps
+        # Distances add over slots: what counts is the sum of a column's values.
+        return self.masks.distance(self._weight(self.rows), columns)
+
+    def _weight(self, rows: float) -> float:
+        """The sum of a column's weights, at most, for so many rows: of the rows and, with all of them, of d squares.
+        Vectors are at most 1."""
+        options = self.options
+        return rows * max(options.clip, 1.0) * (0.5 + max(options.gamma, 0.5) + self.width / 4)
 
     def figures(self, features: int) -> dict[str, float | int | str]:
         """What a party shows of the protection."""

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 
+from federated.psi.kind import KIND as PSI
+from federated.psi.kind import PsiOptions
 from federated.vertical.ckks import FLOOR, SHALLOW, Opener, Scheme
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
@@ -26,7 +28,7 @@ from federated.vertical.transfer.twin import gradients, loss_of, train_plain
 from federated.vertical.wire import Blobs, pack, unpack
 
 ROWS, REST, SEED = 30, 25, 3
-SMALL = TransferOptions(hidden=4, steps=4, every=2)
+SMALL = TransferOptions(hidden=4, steps=4, every=2, rate=0.3)
 SEEDS = {"guest": 21, "host": 22}
 
 
@@ -147,11 +149,26 @@ class TestTraining:
         """Through the pipeline: the guest's rows that the host has not are learned from, too."""
         given = setups(rows=60)
         options = replace(SMALL, steps=1)
-        made = {}
-        for name, setup in given.items():
-            made[name] = joint(KIND, options, replace(setup, rest=None), Alignment(), 0.3)(None)
+        guest = given["guest"]
+        assert guest.table is not None
+        assert guest.rest is not None
+        everybody = Table(
+            guest.table.ids + guest.rest.ids,
+            np.vstack([guest.table.features, guest.rest.features]),
+            guest.table.names,
+            roles.all_labels(guest),
+        )
+        alignment = Alignment(PSI, PsiOptions())
+        made = {
+            name: joint(KIND, options, setup, alignment, 0.3)(None)
+            for name, setup in (
+                ("guest", replace(guest, table=everybody, rest=None)),
+                ("host", given["host"]),
+            )
+        }
         figures = run_local(made).results["guest"].figures
         assert figures["common rows"] == 42
+        assert figures["rows learned from"] == 42 + REST
         assert 0 <= figures["test auc"] <= 1
 
 
