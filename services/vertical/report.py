@@ -101,7 +101,10 @@ def _seen(name: str, one: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def _number(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    # Errors are in the labels' unit, whatever that is.
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _bytes(count: int) -> str:

@@ -259,3 +259,24 @@ def test_workers_keep_the_order_of_chunks() -> None:
         assert list(several.map(abs, range(-9, 0))) == list(range(9, 0, -1))
     with workers(1) as alone:
         assert list(alone.map(abs, [-1])) == [1]
+
+
+def test_figures_of_any_size_can_be_told_apart() -> None:
+    values = {"small": 5.52e-5, "smaller": 5.55e-5, "none": 0.0, "whole": 7, "usual": 0.91, "large": 2.5e80}
+    party = {
+        "role": "guest",
+        "seconds": 1.0,
+        "attempts": 1,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "received": [],
+    }
+    shown = tables({"parties": {"guest": party | {"figures": values}}})
+    assert {row[1]: row[2] for _, _, rows in shown for row in rows if row[1] in values} == {
+        "small": "5.52e-05",
+        "smaller": "5.55e-05",
+        "none": "0.0000",
+        "whole": "7",
+        "usual": "0.9100",
+        "large": "2.5e+80",
+    }
