@@ -14,7 +14,14 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from benchmarks import vertical_answers, vertical_boosting, vertical_linear, vertical_picture, vertical_split
+from benchmarks import (
+    vertical_answers,
+    vertical_boosting,
+    vertical_linear,
+    vertical_picture,
+    vertical_split,
+    vertical_transfer,
+)
 from benchmarks.federated import alone
 from benchmarks.report import Row
 from benchmarks.vertical_linear import Wanted
@@ -28,22 +35,28 @@ class Measures:
     linear: vertical_linear.Sizes
     boosting: vertical_boosting.Sizes
     split: vertical_split.Sizes
+    transfer: vertical_transfer.Sizes
     answers: vertical_answers.Sizes
 
 
 WHOLE: Final = Measures(
-    vertical_linear.Sizes(), vertical_boosting.Sizes(), vertical_split.Sizes(), vertical_answers.Sizes()
+    vertical_linear.Sizes(),
+    vertical_boosting.Sizes(),
+    vertical_split.Sizes(),
+    vertical_transfer.Sizes(),
+    vertical_answers.Sizes(),
 )
 QUICK: Final = Measures(
     vertical_linear.Sizes((Wanted("breast", 0.002, False),), rounds=2),
     vertical_boosting.Sizes(("breast",), trees=3),
     vertical_split.Sizes(("breast",), epochs=5),
+    vertical_transfer.Sizes((vertical_transfer.LATENT,), (0.05,), rows=4_000, seeds=(0,)),
     vertical_answers.Sizes(requests=200, kinds=("linear",)),
 )
 
 
 def run(quick: bool, console: Console, plot: Path | None = None) -> list[Row]:
-    """All rows of a plan, the quick one or the whole; the picture of the AUCs goes to ``plot``."""
+    """All rows of a plan, the quick one or the whole; the picture of the quality goes to ``plot``."""
     # Children inherit it; this process has loaded its libraries.
     limit_threads(os.environ)
     plan = QUICK if quick else WHOLE
@@ -51,10 +64,11 @@ def run(quick: bool, console: Console, plot: Path | None = None) -> list[Row]:
         (vertical_linear.measure, plan.linear),
         (vertical_boosting.measure, plan.boosting),
         (vertical_split.measure, plan.split),
-        (vertical_answers.measure, plan.answers),
     )
     rows = [row for measure, sizes in parts for row in alone(measure, sizes)]
+    learned: vertical_transfer.Learned = alone(vertical_transfer.learn, plan.transfer)
+    rows += [*vertical_transfer.rows(learned), *alone(vertical_answers.measure, plan.answers)]
     if plot is not None:
-        vertical_picture.draw(rows, plot)
+        vertical_picture.draw(rows, learned.curves, plot)
         console.print(f"vertical: {plot}")
     return rows

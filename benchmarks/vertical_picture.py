@@ -1,34 +1,50 @@
-"""The picture of joint models: AUC of each job beside the pooled model's."""
+"""The picture of joint models: AUC of each job beside the pooled model's, and of a transfer by how many users are
+common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from benchmarks.report import Row
+from benchmarks.vertical_transfer import Curve
 
 UNIT: Final = "AUC"
 _END: Final = ": AUC"
+_TRANSFER: Final = "transfer, "
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
     """Those that are in the picture: an AUC beside a pooled model's."""
-    return [row for row in rows if row.unit == UNIT and row.peer is not None and row.work.endswith(_END)]
+    return [
+        row
+        for row in rows
+        if row.unit == UNIT
+        and row.peer is not None
+        and row.work.endswith(_END)
+        and not row.work.startswith(_TRANSFER)
+    ]
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[Row], curves: Sequence[Curve], path: Path) -> None:
     """Write it as PNG to ``path``."""
     # Loads in half a second, and only here: whoever draws nothing should not wait for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = shown(rows)
-    figure = Figure(figsize=(9.0, 1.2 + 0.5 * len(found)), layout="constrained", dpi=120)
+    figure = Figure(figsize=(13.0, 4.4), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _jobs(left, shown(rows))
+    _curves(right, curves)
+    figure.savefig(path)
+
+
+def _jobs(axes: Any, found: Sequence[Row]) -> None:
     for place, row in enumerate(found):
-        assert row.peer is not None
         axes.plot([row.ours, row.peer], [place, place], color="0.75", linewidth=2.0, zorder=1)
         if row.aim is not None:
             axes.plot([row.aim], [place], "|", color="tab:red", markersize=14, label=_once("aim", place))
@@ -40,7 +56,23 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.grid(True, axis="x", alpha=0.3, linewidth=0.5)
     if found:
         axes.legend(fontsize=8)
-    figure.savefig(path)
+
+
+def _curves(axes: Any, curves: Sequence[Curve]) -> None:
+    for curve, colour in zip(curves, ("tab:blue", "tab:orange", "tab:green"), strict=False):
+        shares = [100 * points[0].share for points in curve.points]
+        ours = [float(np.median([point.transfer for point in points])) for points in curve.points]
+        alone = [float(np.median([point.best_alone for point in points])) for points in curve.points]
+        axes.plot(shares, ours, color=colour, marker="D", markersize=4, label=f"{curve.name}: transfer")
+        axes.plot(
+            shares, alone, color=colour, marker="o", markersize=4, linestyle=":", label="host alone, best"
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("% of the guest's users common (log scale)")
+    axes.set_ylabel("AUC over the host's other users")
+    axes.grid(True, alpha=0.3, linewidth=0.5)
+    if curves:
+        axes.legend(fontsize=8)
 
 
 def _once(label: str, place: int) -> str:

@@ -21,14 +21,17 @@ from benchmarks import (
     vertical_linear,
     vertical_picture,
     vertical_split,
+    vertical_transfer,
     vertical_work,
 )
 from benchmarks.report import Row
 from benchmarks.vertical_linear import Wanted
+from benchmarks.vertical_transfer import Curve, Learned
 from benchmarks.vertical_work import HOST, SetMissing, Split, load, logistic_auc, train
 from federated.vertical.boosting.kind import KIND as BOOSTING
 from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.tables import Table, write_csv
+from federated.vertical.transfer.curve import Point
 
 ROWS = 200
 
@@ -57,7 +60,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Split:
         raise SetMissing(f"{name} is not there")
 
-    for module in (vertical_linear, vertical_boosting, vertical_split):
+    for module in (vertical_linear, vertical_boosting, vertical_split, vertical_transfer):
         monkeypatch.setattr(module, "load", absent)
 
 
@@ -89,6 +92,9 @@ class TestSets:
             lambda: vertical_linear._sets(vertical_linear.Sizes()),
             lambda: vertical_boosting.measure(vertical_boosting.Sizes()),
             lambda: vertical_split.measure(vertical_split.Sizes()),
+            lambda: vertical_transfer.rows(
+                vertical_transfer.learn(vertical_transfer.Sizes((vertical_transfer.CREDIT,)))
+            ),
         ],
     )
     @pytest.mark.usefixtures("nowhere")
@@ -145,6 +151,29 @@ class TestAnswers:
             )
 
 
+def points(share: float, *aucs: tuple[float, float]) -> tuple[Point, ...]:
+    """A seed each: the transfer's AUC and that of the host's regression."""
+    return tuple(
+        Point(share, 98, 1.0, ours, {"logistic": alone, "boosting": alone - 0.1}) for ours, alone in aucs
+    )
+
+
+class TestTransfer:
+    def test_one_seed_below_misses_the_aim(self) -> None:
+        above, below = points(0.01, (0.7, 0.6), (0.8, 0.7)), points(0.01, (0.7, 0.6), (0.69, 0.7))
+        for found, met in ((above, True), (below, False)):
+            learned = Learned((Curve(vertical_transfer.LATENT, (found, points(0.05, (0.7, 0.8)))),))
+            one, five = vertical_transfer.rows(learned)
+            assert one.met is met
+            assert (five.aim, five.met, five.ratio) == (None, None, pytest.approx(0.875))
+            assert "logistic" in str(one.peer_name)
+
+    def test_curves_are_learned_at_every_share(self) -> None:
+        sizes = vertical_transfer.Sizes((vertical_transfer.LATENT,), (0.05, 0.2), 1_000, (0, 1), steps=5)
+        (found,) = vertical_transfer.learn(sizes).curves
+        assert [[one.rows for one in part] for part in found.points] == [[35, 35], [140, 140]]
+
+
 class TestPicture:
     def test_it_shows_every_auc_beside_a_pooled_one(self, tmp_path: Path) -> None:
         joint = Row("a set: AUC", "AUC", 0.7, 0.69, True, None, 0.71, "pooled", 0.99)
@@ -152,10 +181,12 @@ class TestPicture:
             joint,
             replace(joint, work="another: AUC", aim=None, met=None),
             replace(joint, work="a set: AUC above the guest's alone", peer=None),
+            replace(joint, work="transfer, a set: AUC"),
             Row("an epoch", "s", 1.0),
         ]
         assert [row.work for row in vertical_picture.shown(rows)] == ["a set: AUC", "another: AUC"]
-        vertical_picture.draw(rows, tmp_path / "vertical.png")
+        curve = Curve("made", (points(0.01, (0.7, 0.6)), points(0.2, (0.7, 0.8))))
+        vertical_picture.draw(rows, [curve], tmp_path / "vertical.png")
         assert (tmp_path / "vertical.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -170,6 +201,7 @@ def test_the_command_prints_rows_of_every_part(
         vertical_linear.Sizes((Wanted("breast", 0.002, False),), ("taylor",), epochs=2, rounds=1),
         vertical_boosting.Sizes(("breast",), trees=1),
         vertical_split.Sizes(("breast",), epochs=1),
+        vertical_transfer.Sizes((vertical_transfer.LATENT,), (0.05,), rows=1_000, seeds=(0,), steps=5),
         vertical_answers.Sizes(requests=20, batch=3, options=("epochs=2", 'surrogate="taylor"')),
     )
     monkeypatch.setattr(vertical, "QUICK", tiny)
@@ -181,7 +213,14 @@ def test_the_command_prints_rows_of_every_part(
     rows = json.loads(capsys.readouterr().out)["rows"]
     works = [row["work"] for row in rows]
     assert len(set(works)) == len(works)
-    for start in ("breast, logistic", "CKKS epoch", "breast, SecureBoost", "breast, split", "breast of"):
+    for start in (
+        "breast, logistic",
+        "CKKS epoch",
+        "breast, SecureBoost",
+        "breast, split",
+        "breast of",
+        "transfer, latent",
+    ):
         assert any(work.startswith(start) for work in works), start
     (killed,) = [row for row in rows if row["work"].endswith("killed: p50")]
     assert "3 rows by the guest alone" in killed["note"]

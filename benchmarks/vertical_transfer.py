@@ -1,0 +1,105 @@
+"""Transfer learning by how many users are common: the host's new model beside the best that it could train alone on the
+labelled common rows. In the clear, by the twin that the encrypted roles equal within their stated error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+
+from benchmarks.report import Row
+from benchmarks.turns import Figures
+from benchmarks.vertical_linear import missing
+from benchmarks.vertical_work import SetMissing, load
+from federated.vertical.tables import Table
+from federated.vertical.transfer.curve import Point, curve, latent_tables
+from federated.vertical.transfer.options import TransferOptions
+
+LATENT: Final = "latent factors"
+CREDIT: Final = "default_credit"
+ALONE: Final = "best of the host's own models of common rows"
+AIMED: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """``rows`` of the generated set; each of ``seeds`` generates and divides it anew."""
+
+    sets: tuple[str, ...] = (LATENT, CREDIT)
+    shares: tuple[float, ...] = (0.01, 0.05, 0.2)
+    rows: int = 14_000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``points`` of one share [S], one a seed each."""
+
+    name: str
+    points: tuple[tuple[Point, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """``absent``: rows of sets that are not there."""
+
+    curves: tuple[Curve, ...]
+    absent: tuple[Row, ...] = ()
+
+
+def learn(sizes: Sizes) -> Learned:
+    """All curves."""
+    console = Console(stderr=True)
+    curves: list[Curve] = []
+    absent: list[Row] = []
+    for name in sizes.sets:
+        console.print(f"vertical: transfer, {name}")
+        try:
+            found = [_of(name, seed, sizes) for seed in sizes.seeds]
+        except SetMissing as error:
+            absent.append(missing(f"{name}, transfer", error))
+            continue
+        curves.append(Curve(name, tuple(zip(*found, strict=True))))
+    return Learned(tuple(curves), tuple(absent))
+
+
+def _of(name: str, seed: int, sizes: Sizes) -> list[Point]:
+    guest, host = _tables(name, seed, sizes)
+    return curve(guest, host, TransferOptions(steps=sizes.steps), seed, shares=sizes.shares)
+
+
+def _tables(name: str, seed: int, sizes: Sizes) -> tuple[Table, Table]:
+    if name == LATENT:
+        return latent_tables(sizes.rows, seed)
+    split = load(name)
+    return split.guest, split.host
+
+
+def rows(learned: Learned) -> list[Row]:
+    """A row a set and share."""
+    return [_row(one.name, points) for one in learned.curves for points in one.points] + list(learned.absent)
+
+
+def _row(name: str, points: Sequence[Point]) -> Row:
+    ours = Figures(tuple(point.transfer for point in points))
+    alone = Figures(tuple(point.best_alone for point in points))
+    won = sum(point.transfer > point.best_alone for point in points)
+    # What must be won is the generated set with one user in a hundred; the others are reported as they are.
+    aimed = name == LATENT and points[0].share == AIMED
+    names = sorted({max(point.alone, key=lambda one: point.alone[one]) for point in points})
+    return Row(
+        f"transfer, {name}, {100 * points[0].share:g} % of the guest's users common: AUC",
+        "AUC",
+        ours.median,
+        alone.median if aimed else None,
+        won == len(points) if aimed else None,
+        ours.spread,
+        alone.median,
+        f"{ALONE} ({', '.join(names)})",
+        ours.median / alone.median,
+        f"{points[0].rows:,} common rows; above it at {won} of {len(points)} seeds; gamma by validation: "
+        f"{', '.join(f'{point.gamma:g}' for point in points)}",
+    )
