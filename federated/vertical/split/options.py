@@ -30,8 +30,8 @@ class SplitOptions:
     top: Literal["mlp", "dot"] = "mlp"
     hidden: int = 32
     width: int = 8
-    epochs: int = 10
-    batch: int = 256
+    epochs: int = 20
+    batch: int = 128
     rate: float = 3e-3
     temperature: float = 1.0
     clip: float = 3.0
