@@ -150,4 +150,4 @@ def logistic_auc(split: Split, features: Floats) -> float:
     scaler = StandardScaler().fit(features[split.train])
     model = LogisticRegression(max_iter=1_000)
     model.fit(scaler.transform(features[split.train]), split.labels[split.train])
-    return split.auc(np.asarray(model.decision_function(scaler.transform(features[split.test]))))
+    return split.auc(np.asarray(model.predict_proba(scaler.transform(features[split.test])))[:, 1])
