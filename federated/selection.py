@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from federated.sections import SectionRefused, read_section
+
 Flags = npt.NDArray[np.bool_]
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -241,8 +243,9 @@ RULES: Mapping[str, type[Selection]] = {
 }
 
 
-def make_selection(name: str, /, **options: float | int | bool) -> Selection:
-    """The rule called ``name`` with ``options``; several joined by "+" get the options that each knows.
+def make_selection(name: str, /, **options: float | int | bool | str) -> Selection:
+    """The rule called ``name`` with ``options``; several joined by "+" get the options that each knows. Text is taken
+    for times and sizes ("30s", "64MiB").
 
     Raises SelectionRefused on an unknown rule or option.
     """
@@ -261,7 +264,7 @@ def make_selection(name: str, /, **options: float | int | bool) -> Selection:
     for part in names:
         known = {field.name for field in fields(RULES[part])} & set(options)  # type: ignore[arg-type]
         left -= known
-        rules.append(RULES[part](**{option: options[option] for option in known}))
+        rules.append(_rule(RULES[part], {option: options[option] for option in known}))
     if left:
         has = [field.name for part in names for field in fields(RULES[part])]  # type: ignore[arg-type]
         raise SelectionRefused(
@@ -269,6 +272,15 @@ def make_selection(name: str, /, **options: float | int | bool) -> Selection:
             f"selection.name is one of {', '.join(RULES)}"
         )
     return rules[0] if len(rules) == 1 else AllOf(tuple(rules))
+
+
+def _rule(kind: type[Selection], options: Mapping[str, object]) -> Selection:
+    try:
+        return read_section(kind, options, kind.name)
+    except SectionRefused as error:
+        if isinstance(error.__cause__, SelectionRefused):
+            raise error.__cause__ from None  # says which rule by itself
+        raise SelectionRefused(str(error)) from error
 
 
 def earned_sampling(mechanism: str, selection: Selection) -> float:
