@@ -30,6 +30,7 @@ from federated.job_sections import (
     ServersSection,
     SimulationSection,
     refusing,
+    unknown_section,
 )
 from federated.layout import Layout
 from federated.models import Model, make_model
@@ -37,6 +38,7 @@ from federated.privacy.accounting_statement import Exposure, most_releases
 from federated.privacy.calibration import DistributedNoise, fewest_honest
 from federated.privacy.mechanisms import make_protection
 from federated.privacy.noised import Circumstances, LocalNoise
+from federated.privacy.planning import Question
 from federated.privacy.protection import Protection
 from federated.privacy.section import DISTRIBUTED, PrivacySection, SecureAggregationSection
 from federated.privacy.signds import reports_of
@@ -234,6 +236,23 @@ class FederatedJob:
             self.secure_aggregation.protocol != "none",
         )
 
+    def question(self, dimension: int) -> Question:
+        """What planning the noise of the job rests on, for models of D trained weights (0 unless the mechanism is
+        distributed). Raises JobRefused."""
+        distributed = self.privacy.mechanism in DISTRIBUTED
+        rate, _ = self._earned_rate()
+        with refusing("privacy"):
+            return Question(
+                self.privacy.mechanism,
+                self.privacy.budget_delta,
+                rate,
+                dimension,
+                self._circumstances().honest if distributed else 0,
+                self.population,
+                self.privacy,
+                self.secure_aggregation.step_bits,
+            )
+
     def _earned_rate(self) -> tuple[float, str | None]:
         """The sampling rate that accounting may assume, and what it rests on where that is not much. Raises
         JobRefused."""
@@ -372,8 +391,9 @@ def read_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:
     read: dict[str, Any] = {}
     for title, table in tables.items():
         if title not in sections:
-            raise JobRefused(unknown(title, list(sections), "the section"))
+            raise JobRefused(unknown_section(title, list(sections)))
         with refusing(""):
+            _refuse_sections_within(title, table, set(sections))
             if title in ("model", "strategy", "selection"):
                 read[title] = _named(title, table)
             else:
@@ -381,6 +401,19 @@ def read_job(source: str | Path | Mapping[str, Any]) -> FederatedJob:
     if "rounds" not in read:
         raise JobRefused("the section rounds is missing; it needs start_fl_job_threshold at least")
     return FederatedJob(**read)
+
+
+def _refuse_sections_within(title: str, table: object, sections: set[str]) -> None:
+    """Raise SectionRefused for a key of ``table`` that is the name of a section and no key of this one."""
+    known = {key.name for key in dataclasses.fields(KINDS[title])} if title in KINDS else {"name"}
+    for key, value in table.items() if isinstance(table, Mapping) else ():
+        if key in sections - known:
+            name = (
+                f", with name = {value!r}"
+                if isinstance(value, str) and key in ("model", "strategy", "selection")
+                else ""
+            )
+            raise SectionRefused(f"{title}: {key} is no key but a table of its own: [{key}]{name}")
 
 
 def _named(title: str, table: object) -> Named:

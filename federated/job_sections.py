@@ -14,6 +14,7 @@ from typing import Any, Literal
 from federated.device import LocalTraining
 from federated.privacy.section import PrivacySection, SecureAggregationSection
 from federated.rounds.settings import RoundSettings
+from federated.sections import unknown
 
 
 class JobRefused(ValueError):
@@ -135,6 +136,23 @@ KINDS: Mapping[str, type[Any]] = {
     "servers": ServersSection,
     "into": IntoSection,
 }
+
+_ALSO_CALLED: Mapping[str, str] = {
+    "secagg": "secure_aggregation",
+    "dp": "privacy",
+    "differential_privacy": "privacy",
+    "simulator": "simulation",
+    "dataset": "data",
+}
+"""What sections are called elsewhere."""
+
+
+def unknown_section(title: str, known: list[str]) -> str:
+    """The sentence that refuses the section ``title``, with the nearest of ``known`` or what is meant by it."""
+    meant = _ALSO_CALLED.get(title.lower())
+    if meant in known:
+        return f"the section {title!r} is unknown; did you mean {meant!r}?"
+    return unknown(title, known, "the section")
 
 
 @contextmanager

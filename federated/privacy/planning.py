@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from federated.privacy.accounting import Kind
@@ -34,7 +34,8 @@ class PlanningRefused(ValueError):
 class Question:
     """What is known beforehand: ``rate`` is that of Poisson sampling (central_gaussian), ``weights`` and ``honest`` the
     model's size and the devices whose noise surely is in each sum (distributed mechanisms), ``clients`` the
-    population, None if unknown."""
+    population, None if unknown. ``base`` says what else decides (the clip, a report's δ), ``step_bits`` how finely
+    distributed noise is rounded."""
 
     mechanism: Mechanism
     delta: float = 1e-5
@@ -42,6 +43,8 @@ class Question:
     weights: int = 0
     honest: int = 0
     clients: int | None = None
+    base: PrivacySection = field(default_factory=PrivacySection)
+    step_bits: int = STEP_BITS
 
     def __post_init__(self) -> None:
         if self.mechanism == "none":
@@ -63,12 +66,13 @@ class Question:
     def exposure(self, noise: float, rounds: int, budget: float = 0.0) -> Exposure:
         """A job of ``rounds`` with so much ``noise``. Raises ValueError for noise that is none."""
         section = _with_noise(
-            PrivacySection(mechanism=self.mechanism, budget_epsilon=budget, budget_delta=self.delta), noise
+            replace(self.base, mechanism=self.mechanism, budget_epsilon=budget, budget_delta=self.delta),
+            noise,
         )
         distributed = None
         if self.mechanism in DISTRIBUTED:
             distributed = DistributedNoise.of(
-                section, dimension=self.weights, step_bits=STEP_BITS, honest=self.honest
+                section, dimension=self.weights, step_bits=self.step_bits, honest=self.honest
             )
         return Exposure(section, rounds, self.rate, self.clients, distributed)
 

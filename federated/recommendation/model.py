@@ -79,15 +79,15 @@ class ItemTable:
         return classification_metrics(self.logits(vector, inputs), labels)
 
 
-_OBJECTIVES: Mapping[str, type[Softmax] | type[SquaredError]] = {"softmax": Softmax, "squares": SquaredError}
+OBJECTIVES: Mapping[str, type[Softmax] | type[SquaredError]] = {"softmax": Softmax, "squares": SquaredError}
 
 
 def item_table(items: int, dim: int = 32, objective: str = "softmax", **options: float) -> ItemTable:
     """The model by the options of a job's file; ``options`` are the objective's own (``temperature``, ``unobserved``,
     ``regularisation``, ...). Raises ValueError, and TypeError for an option that it does not have."""
-    if objective not in _OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is none of {', '.join(_OBJECTIVES)}")
-    kind = _OBJECTIVES[objective]
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    kind = OBJECTIVES[objective]
     wholes = {"dim": dim, **({"steps": options["steps"]} if "steps" in options else {})}
     for name, value in (wholes | options).items():
         wanted = int if name in wholes else (int, float)

@@ -13,6 +13,7 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
+from services.cli.job_keys import KEYS_STEP
 
 if TYPE_CHECKING:
     from federated.attacks.contest import Plan, Row
@@ -322,7 +323,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except JobRefused as error:
-        raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the job's file.") from error
+        raise CommandFailed(Exit.BAD_INPUT, str(error), f"Mend the job's file; {KEYS_STEP}") from error
     except TooFewRows as error:
         raise CommandFailed(Exit.USAGE, str(error), "Lower --candidates, --cohort or --records.") from error
     except ValueError as error:

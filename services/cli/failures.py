@@ -36,7 +36,7 @@ _CODES: Final = {
     "services.rpc.errors.KeysError": Exit.SETTINGS,
     "services.wan.types.AddressUnusable": Exit.SETTINGS,
     "services.parameter_server.types.ParametersUnavailable": Exit.BACKEND_UNAVAILABLE,
-    "federated.job.JobRefused": Exit.BAD_INPUT,
+    "federated.job_sections.JobRefused": Exit.BAD_INPUT,
     "services.federation.edge.EdgeRefused": Exit.SETTINGS,
     "federated.rounds.store.StoreUnavailable": Exit.BACKEND_UNAVAILABLE,
     "featurestore.online.StoreError": Exit.BACKEND_UNAVAILABLE,

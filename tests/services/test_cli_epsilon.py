@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from federated.job import load_job
+from federated.job import FederatedJob, load_job, read_job
+from federated.privacy.accounting_statement import statement
 from services.cli.app import main
 from services.cli.exits import Exit
 
@@ -84,3 +88,101 @@ def test_what_is_wrong_is_said(epsilon: Run, flags: tuple[str, ...], message: st
     code, _, err = epsilon(*flags)
     assert code == Exit.USAGE
     assert message in err
+
+
+JOB = """
+[job]
+name = "planned"
+
+[data]
+clients = 2000
+features = 64
+classes = 10
+
+[rounds]
+start_fl_job_threshold = 80
+update_model_ratio = 0.7
+fl_iteration_num = 20
+
+[privacy]
+mechanism = "{mechanism}"
+clip = 0.5
+budget_delta = 1e-6
+noise_multiplier = 3.0
+epsilon = 0.5
+
+[selection]
+name = "{selection}"
+
+[secure_aggregation]
+protocol = "secagg+"
+step_bits = 18
+"""
+
+
+def planned(folder: Path, mechanism: str, selection: str = "everyone") -> tuple[FederatedJob, str]:
+    file = folder / "job.toml"
+    file.write_text(JOB.format(mechanism=mechanism, selection=selection))
+    return read_job(file), str(file)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "selection"),
+    [
+        ("central_gaussian", "everyone"),
+        ("central_gaussian", "poisson"),
+        ("distributed_gaussian", "everyone"),
+        ("distributed_skellam", "everyone"),
+        ("local_gaussian", "everyone"),
+        ("signds", "everyone"),
+    ],
+)
+def test_a_job_says_what_it_costs_by_its_own_accounting(
+    epsilon: Run, tmp_path: Path, mechanism: str, selection: str
+) -> None:
+    job, file = planned(tmp_path, mechanism, selection)
+    code, out, err = epsilon("--job", file, "--format", "json")
+    assert code == Exit.OK, err
+    found = json.loads(out)
+    said = statement(job.exposure(job.make_model().layout().trained), 20)
+    assert found["epsilon_at_end"] == said.epsilon_at_end
+    assert (found["rounds"], found["delta"], found["mechanism"]) == (20, 1e-6, mechanism)
+
+
+def test_flags_go_before_what_a_job_says(epsilon: Run, tmp_path: Path) -> None:
+    job, file = planned(tmp_path, "distributed_gaussian")
+    code, out, err = epsilon("--job", file, "--epsilon", "4")
+    assert code == Exit.OK, err
+    # Its rounds, and all that its noise depends on: as many honest devices, the clip, the step.
+    tables = tomllib.loads(out[out.index("[privacy]") :])
+    assert tables["privacy"]["clip"] == 0.5
+    assert tables["secure_aggregation"]["step_bits"] == 18
+    asked = replace(
+        job,
+        privacy=replace(job.privacy, noise_multiplier=tables["privacy"]["noise_multiplier"]),
+    )
+    said = statement(asked.exposure(job.make_model().layout().trained), 20)
+    assert said.epsilon_at_end is not None
+    assert 3.98 < said.epsilon_at_end <= 4.0
+
+    def found(*flags: str) -> dict[str, Any]:
+        code, out, err = epsilon("--job", file, *flags, "--format", "json")
+        assert code == Exit.OK, err
+        read: dict[str, Any] = json.loads(out)
+        return read
+
+    usual = found()["epsilon_at_end"]
+    assert found("--rounds", "10")["epsilon_at_end"] < usual
+    assert found("--noise", "6")["epsilon_at_end"] < usual
+    assert "while 24 of the devices" in found("--honest", "24")["adversary"]
+    assert found("--mechanism", "local_gaussian")["report_epsilon"] == 0.5
+
+
+def test_a_job_without_a_mechanism_or_none_at_all_is_refused(epsilon: Run, tmp_path: Path) -> None:
+    _, file = planned(tmp_path, "none")
+    code, _, err = epsilon("--job", file)
+    assert code == Exit.USAGE
+    assert "names no mechanism" in err
+    code, _, err = epsilon("--job", str(tmp_path / "no.toml"))
+    assert code == Exit.BAD_INPUT
+    assert "cannot be read" in err
