@@ -77,15 +77,16 @@ class PrivacyStatement:
         """The fields, for JSON."""
         return {**asdict(self), "warnings": list(self.warnings)}
 
-    def lines(self) -> list[str]:
-        """For people: one line of what holds, one for each warning."""
+    def lines(self, *, over: bool = False) -> list[str]:
+        """For people: one line of what holds, one for each warning. ``over``: nothing more will be spent."""
         if self.epsilon_at_end is None or self.epsilon_now is None:
             holds = f"privacy: none ({self.mechanism})"
         else:
             of = f" of {self.budget_epsilon:g}" if self.budget_epsilon else ""
+            end = " spent" if over else f", {self.epsilon_at_end:.4g} at the end"
             holds = (
                 f"privacy: {self.mechanism} against {self.adversary}; per {self.unit}: "
-                f"epsilon {self.epsilon_now:.4g}{of}, {self.epsilon_at_end:.4g} at the end, "
+                f"epsilon {self.epsilon_now:.4g}{of}{end}, "
                 f"delta {self.delta:g} ({self.accountant}{', amplified by sampling' if self.amplified else ''})"
             )
         return [holds, *(f"warning: {warning}" for warning in self.warnings)]

@@ -13,6 +13,7 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
+from services.cli.job_keys import KEYS_STEP
 
 if TYPE_CHECKING:
     from federated.data import Federation
@@ -46,7 +47,10 @@ def register(app: typer.Typer) -> None:
 def serve(
     context: typer.Context,
     job: Annotated[
-        Path | None, typer.Option("--job", metavar="FILE", help="Begin the job of this file (TOML), too.")
+        Path | None,
+        typer.Option(
+            "--job", metavar="FILE", help="Begin the job of this file (TOML; `headwater fl keys`), too."
+        ),
     ] = None,
     role: Annotated[str, typer.Option(help="server, scheduler or edge.")] = "server",
     name: Annotated[
@@ -122,7 +126,7 @@ def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
         ],
     )  # fmt: skip
     for row in jobs:
-        for text in _privacy(row):
+        for text in (*_privacy(row), *_over(row)):
             print(text)
     print()
     print_table(
@@ -132,13 +136,14 @@ def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
 
 
 def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) -> None:
-    """Show how each iteration of a job ended."""
+    """Show how each iteration of a job ended, and why the job is over, if it is."""
     from services.cli.output import print_json, print_table
 
-    reply = _api(context.obj.settings(), url, key).get("fl", "jobs", job, "rounds")
-    rows = rows_in(reply, "rounds")
+    api = _api(context.obj.settings(), url, key)
+    rows = rows_in(api.get("fl", "jobs", job, "rounds"), "rounds")
+    states = [row for row in rows_in(api.get("fl", "jobs"), "jobs") if row["job"] == job]
     if context.obj.json:
-        print_json({"rounds": rows})
+        print_json({"rounds": rows, "over": next((row.get("over", "") for row in states), "")})
         return
     # Only jobs that go into a stack have it.
     into = ("pushed",) if any("pushed" in row for row in rows) else ()
@@ -156,6 +161,9 @@ def log(context: typer.Context, job: JobName, url: Url = None, key: Key = None) 
             for row in rows
         ],
     )  # fmt: skip
+    for row in states:
+        for text in _over(row):
+            print(text)
 
 
 def _phase(row: dict[str, Any]) -> str:
@@ -173,10 +181,16 @@ def _privacy(row: dict[str, Any]) -> list[str]:
         return []
     from federated.privacy.accounting_statement import PrivacyStatement
 
-    said = PrivacyStatement(**{**row["privacy"], "warnings": tuple(row["privacy"]["warnings"])}).lines()
-    if row.get("over") == "budget":
-        said.append("over: another iteration would exceed the privacy budget")
-    return [f"{row['job']}: {line}" for line in said]
+    found = PrivacyStatement(**{**row["privacy"], "warnings": tuple(row["privacy"]["warnings"])})
+    return [f"{row['job']}: {line}" for line in found.lines(over=bool(row.get("over")))]
+
+
+def _over(row: dict[str, Any]) -> list[str]:
+    """Why a job is over, if it is."""
+    why = row.get("over")
+    if why == "budget":
+        return [f"{row['job']}: over: another iteration would exceed the privacy budget"]
+    return [f"{row['job']}: over: all of its {row['iterations']} iterations have ended"] if why else []
 
 
 def _pushed(row: dict[str, Any]) -> str | None:
@@ -273,7 +287,7 @@ def _begin(settings: Settings, file: Path) -> None:
             _, created = registry.create(job, first)
     except (JobRefused, JobConflict) as error:
         raise CommandFailed(
-            Exit.BAD_INPUT, str(error), "Mend the job's file, or name the job differently."
+            Exit.BAD_INPUT, str(error), f"Mend the job's file, or name the job differently; {KEYS_STEP}"
         ) from error
     note(f"job {job.job.name}: {'begins' if created else 'is there already and goes on'}")
     layout = job.make_model().layout()

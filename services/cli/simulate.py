@@ -12,6 +12,7 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
+from services.cli.job_keys import KEYS_STEP
 
 if TYPE_CHECKING:
     from federated.data import Federation
@@ -37,7 +38,10 @@ def register(app: typer.Typer) -> None:
 def simulate(
     context: typer.Context,
     job: Annotated[
-        Path | None, typer.Option("--job", metavar="FILE", help="A job's file (TOML); flags go before it.")
+        Path | None,
+        typer.Option(
+            "--job", metavar="FILE", help="A job's file (TOML; `headwater fl keys`); flags go before it."
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
@@ -81,7 +85,9 @@ def simulate(
     with_: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="SECTION.KEY=VALUE", help="Set any key of the job's file. May be repeated."
+            "--with",
+            metavar="SECTION.KEY=VALUE",
+            help="Set any key of the job's file (`headwater fl keys`). May be repeated.",
         ),
     ] = None,
     out: Annotated[
@@ -168,7 +174,7 @@ def simulate(
             print_table(columns(private, clips), [cells(row, private, clips) for row in rows[-SHOWN:]])
             print(LEGEND)
             if private:
-                print(_statement(built, wanted).lines()[0])
+                print(_statement(built, wanted).lines(over=True)[0])
             if built.simulation.world.spent:
                 print("it ended early: too few clients have privacy budget left for another iteration")
             most = built.simulation.world.desk.rounds.settings.most_releases
@@ -378,7 +384,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except JobRefused as error:
-        raise CommandFailed(Exit.SETTINGS, str(error), "Mend the job's file or the flag.") from error
+        raise CommandFailed(
+            Exit.SETTINGS, str(error), f"Mend the job's file or the flag; {KEYS_STEP}"
+        ) from error
     except CheckpointRefused as error:
         raise CommandFailed(Exit.BAD_INPUT, str(error), "Leave --resume out to begin anew.") from error
     except (NobodyComes, StatesFull) as error:

@@ -189,6 +189,9 @@ def test_a_run_that_its_budget_ends_says_so(simulate: Run) -> None:
     # sigma = 1 at delta 1e-5: two releases cost 6.57, three more than 7.
     assert "2 of 2 iterations were valid" in out
     assert "it ended early: after 2 releases another would exceed privacy.budget_epsilon" in out
+    spent = next(line for line in out.splitlines() if line.startswith("privacy: central_gaussian"))
+    assert "epsilon 6.573 of 7 spent, delta 1e-05" in spent
+    assert "at the end" not in spent
     code, out, _ = simulate(*QUICK, "--rounds", "2", *budget)
     assert "ended early" not in out
 
