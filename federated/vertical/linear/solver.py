@@ -13,6 +13,9 @@ from federated.vertical.tables import MOST_COLUMNS
 from federated.vertical.wire import Arr, Expected, Float, Int, pack, unpack
 
 Values = npt.NDArray[np.float64]
+
+RIDGE_NOISES: Final = 4.0
+"""How many times the key holder's noise the ridge is at least: a step's noise then moves a weight by rate / 4."""
 _STATE: Final[dict[str, Expected]] = {
     "epoch": Int(0, 10_000),
     "stopped": Int(0, 1),
@@ -88,7 +91,8 @@ class Solver:
             # Second moments bound the Hessian's own block (Böhning and Lindsay 1988); the ridge keeps constant columns
             # and rounding out of the inverse.
             moments = curvature * (features.T @ features) / rows + np.diag(penalty * penalised)
-            ridge = 1e-6 * max(float(np.trace(moments)) / width, 1e-12)
+            # So do directions with moments below the noise of gradients, which would else drive their weights far out.
+            ridge = max(1e-6 * float(np.trace(moments)) / width, RIDGE_NOISES * options.noise, 1e-18)
             matrix = np.linalg.inv(moments + ridge * np.eye(width))
         # A column of zeros has no gradient but the key holder's noise: its weight stays 0.
         live = features.any(axis=0)

@@ -137,6 +137,17 @@ class TestTraining:
         losses = twin(options, alike).losses
         assert max(losses[1:]) > losses[0]
 
+    def test_noise_does_not_drive_weights_of_like_columns_far_out(self) -> None:
+        given = tables(1)
+        columns = given["host0"].features.copy()
+        columns[:, 2] = columns[:, 1]
+        given["host0"] = replace(given["host0"], features=columns)
+        # Nothing holds back the difference of the two weights but the ridge of the steps' own matrix.
+        options = replace(TAYLOR, l2=0.0)
+        found, truth = (weights(run(options, given), given), twin(options, given).parties[1].solver.weights)
+        assert np.abs(found).max() < 2
+        assert (found[-1] + found[-2]) == pytest.approx(truth[-1] + truth[-2], abs=0.01)
+
     @pytest.mark.parametrize("size", [1e-200, 1e-9, 1e200])
     def test_a_linear_regression_in_any_unit(self, size: float) -> None:
         given = tables(1, "linear")
