@@ -65,7 +65,11 @@ def parse_options(kind: Kind[Any], given: Mapping[str, Any]) -> Any:
     try:
         return adapter.validate_python(dict(given))
     except ValidationError as error:
-        told = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
+        # What the options refuse as a whole has no place, and a message that begins with pydantic's own words.
+        told = [
+            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")])
+            for one in error.errors()
+        ]
         raise JobRefused(f"options of {kind.name}: {'; '.join(told)}") from error
     except ValueError as error:
         raise JobRefused(f"options of {kind.name}: {error}") from error

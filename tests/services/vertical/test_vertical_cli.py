@@ -280,3 +280,16 @@ def test_figures_of_any_size_can_be_told_apart() -> None:
         "usual": "0.9100",
         "large": "2.5e+80",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("batch", 0, "options of linear: batch is 0, not within 2 and 8192"),
+        ("rate", "abc", "options of linear: rate: Input should be a valid number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_once(name: str, value: object, told: str) -> None:
+    with pytest.raises(JobRefused) as caught:
+        parse_options(find_kind("linear"), {name: value})
+    assert str(caught.value).startswith(told)
