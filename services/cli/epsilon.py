@@ -126,7 +126,8 @@ def epsilon_(
         f"({found.accountant})"
     )
     print(f"against {found.adversary}; per {found.unit}\n")
-    print(_tables(question, exposure, epsilon))
+    protocol = None if told is None else told.secure_aggregation.protocol
+    print(_tables(question, exposure, epsilon, "secagg+" if protocol in (None, "none") else protocol))
     for warning in found.warnings:
         note(f"warning: {warning}")
 
@@ -185,8 +186,8 @@ def _amount(section: PrivacySection) -> float:
     return section.epsilon if section.mechanism in LOCAL else section.noise_multiplier
 
 
-def _tables(question: Question, exposure: Exposure, budget: float | None) -> str:
-    """The lines of the job's file."""
+def _tables(question: Question, exposure: Exposure, budget: float | None, protocol: str) -> str:
+    """The lines of the job's file; distributed noise needs a ``protocol`` of secure aggregation."""
     from federated.privacy.planning import STEP_BITS
     from federated.privacy.section import DISTRIBUTED, PrivacySection
     from federated.sections import write_tables
@@ -204,7 +205,7 @@ def _tables(question: Question, exposure: Exposure, budget: float | None) -> str
     if question.mechanism == "signds":
         tables["strategy"] = {"name": "signds"}
     if question.mechanism in DISTRIBUTED:
-        tables["secure_aggregation"] = {"protocol": "secagg+"}
+        tables["secure_aggregation"] = {"protocol": protocol}
         if question.step_bits != STEP_BITS:
             tables["secure_aggregation"]["step_bits"] = question.step_bits
     return write_tables(tables)

@@ -190,7 +190,7 @@ def _over(row: dict[str, Any]) -> list[str]:
     why = row.get("over")
     if why == "budget":
         return [f"{row['job']}: over: another iteration would exceed the privacy budget"]
-    return [f"{row['job']}: over: all of its {row['iterations']} iterations have ended"] if why else []
+    return [f"{row['job']}: over: iteration {row['iterations']} was its last"] if why else []
 
 
 def _pushed(row: dict[str, Any]) -> str | None:

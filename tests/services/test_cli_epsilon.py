@@ -115,7 +115,7 @@ epsilon = 0.5
 name = "{selection}"
 
 [secure_aggregation]
-protocol = "secagg+"
+protocol = "secagg"
 step_bits = 18
 """
 
@@ -156,7 +156,7 @@ def test_flags_go_before_what_a_job_says(epsilon: Run, tmp_path: Path) -> None:
     # Its rounds, and all that its noise depends on: as many honest devices, the clip, the step.
     tables = tomllib.loads(out[out.index("[privacy]") :])
     assert tables["privacy"]["clip"] == 0.5
-    assert tables["secure_aggregation"]["step_bits"] == 18
+    assert tables["secure_aggregation"] == {"protocol": "secagg", "step_bits": 18}
     asked = replace(
         job,
         privacy=replace(job.privacy, noise_multiplier=tables["privacy"]["noise_multiplier"]),

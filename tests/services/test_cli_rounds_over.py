@@ -64,7 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     ("name", "last"),
     [
         ("spent", "spent: over: another iteration would exceed the privacy budget"),
-        ("done", "done: over: all of its 20 iterations have ended"),
+        ("done", "done: over: iteration 20 was its last"),
     ],
 )
 def test_the_log_ends_with_why_a_job_is_over_as_the_list_has_it(
