@@ -40,7 +40,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="end within 60 seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="of federated, privacy, sync and vertical: write the picture as PNG"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="of federated, privacy, sync and vertical: write the picture as PNG",
     )
     options = parser.parse_args()
     if options.plot is not None and options.name not in PICTURED:
