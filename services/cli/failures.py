@@ -44,12 +44,26 @@ _CODES: Final = {
 }
 
 
+_EXTRAS: Final = {
+    "cryptography": "privacy",
+    "dp_accounting": "privacy",
+    "gmpy2": "vertical",
+    "ray": "ray",
+    "rbcl": "vertical",
+    "sklearn": "datasets",
+    "tenseal": "vertical",
+}
+"""Packages that only some commands need, and the extra that brings each."""
+
+
 def code_of(error: BaseException) -> Exit | None:
     """The exit code of an expected failure (the nearest class that has one), None for an unexpected one."""
     if isinstance(error, CommandFailed):
         return error.code
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    if _extra_of(error):
+        return Exit.SETTINGS
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return Exit.ADDRESS_IN_USE
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__)
@@ -60,6 +74,14 @@ def tell(error: BaseException, code: Exit) -> None:
     """Print the cause and the next step on standard error."""
     step = error.next_step if isinstance(error, CommandFailed) and error.next_step else HELP[code]
     text = str(error)
+    if extra := _extra_of(error):
+        text, step = f"this needs a package that is not there: {text}", f"pip install 'headwater[{extra}]'"
     if text:
         print(f"error: {text}", file=sys.stderr)
     print(f"({code.value}) {step}", file=sys.stderr)
+
+
+def _extra_of(error: BaseException) -> str:
+    """The extra that brings the package which ``error`` misses, "" if it is another error."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    return _EXTRAS.get(missing.split(".")[0], "")
