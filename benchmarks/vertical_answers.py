@@ -31,7 +31,6 @@ from services.vertical.trial import FILE
 COMMAND: Final = ("-c", "from services.cli.app import main; main()", "fl", "vertical")
 POOLED: Final = "scikit-learn, pooled"
 LOGISTIC: Final = "logistic"
-HOST_LATE: Final = "a host stands still"
 _READY_S: Final = 60.0
 _TRIAL_S: Final = 600.0
 _DEADLINE: Final = "100ms"
