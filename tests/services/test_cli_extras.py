@@ -21,9 +21,9 @@ main(sys.argv[2:])
 @pytest.mark.parametrize(
     ("package", "command", "extra"),
     [
-        ("dp_accounting", "fl epsilon --epsilon 8 --rounds 2 --rate 0.2 --clients 99".split(), "privacy"),
-        ("cryptography", "fl registrar registrar.key".split(), "privacy"),
-        ("rbcl", "fl psi run ids.csv ids.csv".split(), "vertical"),
+        ("dp_accounting", ["fl", "epsilon", "--epsilon", "8", "--rounds", "9", "--rate", ".2", "--clients", "99"], "privacy"),
+        ("cryptography", ["fl", "registrar", "registrar.key"], "privacy"),
+        ("rbcl", ["fl", "psi", "run", "ids.csv", "ids.csv"], "vertical"),
     ],
 )  # fmt: skip
 def test_a_missing_package_is_told_with_its_extra(
