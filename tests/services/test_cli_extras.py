@@ -18,10 +18,13 @@ main(sys.argv[2:])
 """
 
 
+POISSON = ["--epsilon", "8", "--rounds", "9", "--rate", ".2", "--clients", "99"]
+
+
 @pytest.mark.parametrize(
     ("package", "command", "extra"),
     [
-        ("dp_accounting", ["fl", "epsilon", "--epsilon", "8", "--rounds", "9", "--rate", ".2", "--clients", "99"], "privacy"),
+        ("dp_accounting", ["fl", "epsilon", *POISSON], "privacy"),
         ("cryptography", ["fl", "registrar", "registrar.key"], "privacy"),
         ("rbcl", ["fl", "psi", "run", "ids.csv", "ids.csv"], "vertical"),
     ],
