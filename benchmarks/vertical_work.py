@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
-from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
 
 from federated.vertical.evaluation import measures
 from federated.vertical.kinds import Kind, Setup

@@ -177,8 +177,7 @@ def _check_ids(ids: Sequence[str], path: Path) -> None:
     empty = [row + 1 for row, one in enumerate(ids) if not one]
     if empty:
         raise TableRefused(f"{path}: no id in {len(empty)} rows, such as rows {empty[:NAMED]}")
-    seen: set[str] = set()
-    repeated = [one for one in ids if one in seen or seen.add(one)]  # type: ignore[func-returns-value]
+    repeated = [one for one, count in Counter(ids).items() if count > 1]
     if repeated:
         raise TableRefused(f"{path}: {len(repeated)} ids stand more than once, such as {repeated[:NAMED]}")
 

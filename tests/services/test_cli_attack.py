@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.in_process import Run, command
 
 from federated.attacks import contest
-from services.cli.app import main
 from services.cli.exits import Exit
-from services.processes import limit_threads
-
-Run = Callable[..., tuple[int, str, str]]
 
 QUICK = (
     "--candidates", "150", "--trials", "20", "--worlds", "8", "--rounds", "1", "--cohort", "3", "--audited", "400",
@@ -25,23 +20,8 @@ QUICK = (
 
 @pytest.fixture
 def attack(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs the command in this process and gives its code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("HEADWATER")]:
-        monkeypatch.delenv(name)
-    environ: dict[str, str] = {}
-    limit_threads(environ)
-    for name, value in environ.items():  # the command sets them for its process: put them back
-        monkeypatch.setenv(name, value)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(("fl", "attack", *arguments))
-        printed = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), printed.out, printed.err
-
-    return run
+    """``fl attack`` in this process."""
+    return command(capsys, monkeypatch, tmp_path, "fl", "attack")
 
 
 def test_a_table_says_who_attacks_what_and_what_it_buys(attack: Run, tmp_path: Path) -> None:

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.in_process import Run, command
 
 from federated.job import load_job
-from services.cli.app import main
 from services.cli.exits import Exit
-from services.processes import limit_threads
 from services.simulation.settings import read_assignments
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs the command in this process and gives its code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("HEADWATER")]:
-        monkeypatch.delenv(name)
-    environ: dict[str, str] = {}
-    limit_threads(environ)
-    for name, value in environ.items():  # the command sets them for its process: put them back
-        monkeypatch.setenv(name, value)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(("fl", "simulate", *arguments))
-        printed = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), printed.out, printed.err
-
-    return run
+    """``fl simulate`` in this process."""
+    return command(capsys, monkeypatch, tmp_path, "fl", "simulate")
 
 
 QUICK = ("--dataset", "digits", "--clients", "20", "--cohort", "5", "--steps", "3", "--seed", "3")

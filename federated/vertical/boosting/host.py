@@ -123,7 +123,8 @@ class _Host:
             self.model.trees = tree + 1
             yield Checkpoint(tree, self.model.dump())
             yield Progress(tree + 1, self.options.trees, "trees")
-        own = Counter(self.setup.table.names[one] for one in self.model.splits.feature)  # type: ignore[union-attr]
+        assert self.setup.table is not None
+        own = Counter(self.setup.table.names[one] for one in self.model.splits.feature)
         figures: dict[str, float | int | str] = {"trees": self.model.trees, "splits": len(self.model.splits)}
         figures |= {f"splits by {name}": count for name, count in own.most_common(10)}
         return PartResult(figures, self.model.dump())
