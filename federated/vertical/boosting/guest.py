@@ -21,8 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.boosting.bins import Candidates, Codes, candidates_of, encode, fit_edges
-from federated.vertical.boosting.lanes import HALF, MOST_LANES, Bools, Ints, Lanes, choose_lanes
+from federated.vertical.boosting.candidates import Candidates, candidates_of
 from federated.vertical.boosting.messages import (
     CHILDREN,
     GRADIENTS,
@@ -46,8 +45,10 @@ from federated.vertical.boosting.model import GuestModel
 from federated.vertical.boosting.objective import Whole, fit_objective, gains, leaf_value, whole
 from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.boosting.plain import boost
-from federated.vertical.boosting.sealed import KeyHolder
 from federated.vertical.boosting.trees import LEAF, Splits, Tree
+from federated.vertical.histograms.bins import Codes, encode, fit_edges
+from federated.vertical.histograms.lanes import HALF, MOST_LANES, Bools, Ints, Lanes, choose_lanes
+from federated.vertical.histograms.sealed import KeyHolder
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
     Checkpoint,

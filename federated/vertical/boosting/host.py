@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.boosting.bins import Candidates, Codes, candidates_of, encode, fit_edges
-from federated.vertical.boosting.lanes import SLOTS, Bools, Ints, Lanes
+from federated.vertical.boosting.candidates import Candidates, candidates_of
 from federated.vertical.boosting.messages import (
     ALL,
     CHILDREN,
@@ -35,8 +34,10 @@ from federated.vertical.boosting.messages import (
 )
 from federated.vertical.boosting.model import HostModel
 from federated.vertical.boosting.options import BoostingOptions
-from federated.vertical.boosting.sealed import SumTask, masked_sums, read_key
 from federated.vertical.boosting.trees import Splits
+from federated.vertical.histograms.bins import Codes, encode, fit_edges
+from federated.vertical.histograms.lanes import SLOTS, Bools, Ints, Lanes
+from federated.vertical.histograms.sealed import SumTask, masked_sums, read_key, sum_tasks
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
     Checkpoint,
@@ -52,9 +53,6 @@ from federated.vertical.parties import (
     receive,
 )
 from federated.vertical.wire import pack, unpack
-
-OUTPUTS_A_TASK: Final = 8
-"""Answers that a worker makes at a time: worth reading the inputs for, and few enough that all workers have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,15 +243,13 @@ class _Host:
         lanes: Lanes,
         chosen: Candidates,
         rows: Ints,
-    ) -> list[SumTask]:
+    ) -> Iterator[SumTask]:
         codes = self.codes[rows]
-        block = lanes.copies * OUTPUTS_A_TASK
-        found: list[SumTask] = []
-        for start in range(0, len(chosen), block):
-            some = chosen.take(np.arange(start, min(start + block, len(chosen))))
-            bits = np.packbits(some.left(codes), axis=1)
-            found.append(SumTask(asked.public, inputs, guest, lanes, bits, len(rows), self.draw))
-        return found
+
+        def left(some: slice) -> Bools:
+            return chosen.take(np.arange(some.start, some.stop)).left(codes)
+
+        return sum_tasks(asked.public, inputs, guest, lanes, len(rows), len(chosen), left, self.draw)
 
     def _sides(
         self, guest: str, level: Sequence[Node], fields: dict[str, Any], candidates: Candidates, order: Ints

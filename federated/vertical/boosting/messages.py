@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.boosting.lanes import MOST_CIPHERTEXT, MOST_KEY, MOST_LANES, Bools
+from federated.vertical.histograms.lanes import MOST_CIPHERTEXT, MOST_KEY, MOST_LANES, Bools
 from federated.vertical.tables import MOST_COLUMNS
 from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Int
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.boosting.lanes import MOST_LANES
 from federated.vertical.boosting.objective import LOSSES, Objective
 from federated.vertical.boosting.plain import PlainModel
 from federated.vertical.boosting.trees import LEAF, MOST_SPLITS, MOST_TREES, SPLIT_FIELDS, Splits, Tree
+from federated.vertical.histograms.lanes import MOST_LANES
 from federated.vertical.parties import PeerFault
 from federated.vertical.tables import MOST_COLUMNS
 from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Float, Int, Text, pack, unpack

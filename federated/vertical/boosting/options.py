@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from federated.vertical.boosting.bins import MOST_BINS
 from federated.vertical.boosting.objective import LOSSES, Rule
 from federated.vertical.boosting.trees import MOST_DEPTH, MOST_TREES
+from federated.vertical.histograms.bins import MOST_BINS
 
 
 @dataclass(frozen=True, slots=True)

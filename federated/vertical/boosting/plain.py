@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.boosting.bins import Candidates, Codes, candidates_of, encode, fit_edges
-from federated.vertical.boosting.lanes import HALF
+from federated.vertical.boosting.candidates import Candidates, candidates_of
 from federated.vertical.boosting.objective import (
     Objective,
     Rule,
@@ -25,6 +24,8 @@ from federated.vertical.boosting.objective import (
     whole,
 )
 from federated.vertical.boosting.trees import Splits, Tree
+from federated.vertical.histograms.bins import Codes, encode, fit_edges
+from federated.vertical.histograms.lanes import HALF
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from federated.vertical.boosting.bins import candidates_of, encode, fit_edges
-from federated.vertical.boosting.lanes import HALF
+from federated.vertical.boosting.candidates import candidates_of
 from federated.vertical.boosting.model import GuestModel, HostModel, load
 from federated.vertical.boosting.objective import Objective, Rule, fit_objective, gains, whole
 from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.boosting.plain import boost
 from federated.vertical.boosting.trees import Splits, Tree
 from federated.vertical.evaluation import measures
+from federated.vertical.histograms.bins import encode, fit_edges
+from federated.vertical.histograms.lanes import HALF
 from federated.vertical.parties import PeerFault
 
 Array = npt.NDArray[Any]

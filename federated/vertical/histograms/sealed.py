@@ -23,17 +23,21 @@ The second term is made with the guest's public key, so the promise is one again
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from tenseal import sealapi
 
-from federated.vertical.boosting.lanes import MOST_CIPHERTEXT, MOST_KEY, PLAIN, SLOTS, Bools, Ints, Lanes
 from federated.vertical.ckks import restored, stored
+from federated.vertical.histograms.lanes import MOST_CIPHERTEXT, MOST_KEY, PLAIN, SLOTS, Bools, Ints, Lanes
 from federated.vertical.parties import Draw, PeerFault
+
+OUTPUTS_A_TASK: Final = 8
+"""Answers that a worker makes at a time: worth reading the inputs for, and few enough that all workers have some."""
 
 
 @lru_cache(maxsize=1)
@@ -128,6 +132,26 @@ class SumTask:
     left: npt.NDArray[np.uint8]
     rows: int
     draw: Draw = os.urandom
+
+
+def sum_tasks(
+    key: bytes,
+    inputs: tuple[bytes, ...],
+    sender: str,
+    lanes: Lanes,
+    rows: int,
+    candidates: int,
+    left: Callable[[slice], Bools],
+    draw: Draw,
+) -> Iterator[SumTask]:
+    """The masked sums of so many candidates over ``rows`` rows, in tasks of OUTPUTS_A_TASK answers.
+
+    ``left`` gives the 0/1 rows [m, n] of a range of candidates; none may be empty.
+    """
+    block = lanes.copies * OUTPUTS_A_TASK
+    for start in range(0, candidates, block):
+        bits = np.packbits(left(slice(start, min(start + block, candidates))), axis=1)
+        yield SumTask(key, inputs, sender, lanes, bits, rows, draw)
 
 
 def masked_sums(task: SumTask) -> list[bytes]:

@@ -5,7 +5,8 @@ A ciphertext has SLOTS slots, which are added and multiplied slot by slot modulo
 c. The host multiplies each copy by another candidate's 0/1 row, and adds up over the ciphertexts: stretch (c, l) then
 *sums* to lane l of what candidate c sends left. More copies cost more ciphertexts there and save them on the way back.
 
-Why the sums are exact: all arithmetic is modulo PLAIN, and ``objective.whole`` keeps every true sum within HALF.
+Why the sums are exact: all arithmetic is modulo PLAIN, and whoever encrypts keeps every subset's true sum within HALF
+(boosting by the scale of its whole numbers; counts of rows are far below).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 
 from tenseal import sealapi
 
-from federated.vertical.boosting import sealed
-from federated.vertical.boosting.lanes import HALF, PLAIN, SLOTS, Lanes, choose_lanes
-from federated.vertical.boosting.sealed import (
+from federated.vertical.histograms import sealed
+from federated.vertical.histograms.lanes import HALF, PLAIN, SLOTS, Lanes, choose_lanes
+from federated.vertical.histograms.sealed import (
     Hider,
     KeyHolder,
     SumTask,

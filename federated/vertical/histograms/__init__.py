@@ -1,0 +1,1 @@
+"""Histograms of one party's columns over another's encrypted numbers: what boosting and binning share."""
