@@ -1,17 +1,19 @@
 """A whole joint job as one role: align the rows, hold some out, train, and score what was held out.
 
     hosts, guest   alignment (PSI, or a comparison of digests where rows are aligned already)
+    guest ► coord. ``align``: that the alignment has a checkpoint, or its end, where there is a coordinator
     guest ► all    ``rows``: how many rows are joint, and which positions are held out
     all            the kind's own role on the other rows
     hosts ► guest  ``partial``: each host's share of the answer for the held-out rows, as in joint inference
 
-Labels of checkpoints: the alignment's own label k as k, where there is no coordinator (who takes no part in it, and has
-none of its checkpoints); ``ALIGNED`` when rows are aligned; the kind's own label k as ``ALIGNED`` + 1 + k.
+Labels of checkpoints: those of the alignment 0, 1, 2… whatever its own are (which grow with the tables, and a
+coordinator, who takes no part, keeps empty ones at the same labels); ``ALIGNED`` when rows are aligned; the kind's own
+label k as ``ALIGNED`` + 1 + k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,6 +44,7 @@ LEAST_ROWS: Final = 10
 """Joint rows without which there is no joint job."""
 MOST_STATE: Final = 2**31
 SEEN: Final = {
+    "align": "that the alignment has come to one more checkpoint (about 16 in all), or to its end",
     "digest": "whether both tables list the same ids in the same order; nothing else",
     "rows": "how many rows are joint, and which positions of them are held out",
     "partial": "a host's share of the answer for held-out rows, as in joint inference",
@@ -73,6 +76,7 @@ class _Joint:
 
 _STATE: Final[dict[str, Expected]] = {
     "aligned": Int(0, 1),
+    "steps": Int(0, ALIGNED),
     "count": Int(0, MOST_ROWS),
     "rows": Arr("<i8", (None,)),
     "test": Arr("<i8", (None,)),
@@ -111,20 +115,22 @@ def _role(
     kind: Kind[Any], options: Any, setup: Setup, alignment: Alignment, test: float, state: bytes | None
 ) -> Role[PartResult]:
     fields: dict[str, Any] = (
-        {"aligned": 0, "inner": b""} if state is None else unpack(state, "this checkpoint", _STATE)
+        {"aligned": 0, "steps": 0, "inner": b""}
+        if state is None
+        else unpack(state, "this checkpoint", _STATE)
     )
     inner: bytes | None = fields["inner"][1:] if fields["inner"] else None
     if fields["aligned"]:
         found = _Joint(fields["count"], fields["rows"], fields["test"])
     else:
-        rows = yield from _align(setup, alignment, inner)
+        rows = yield from _align(setup, alignment, fields["steps"], inner)
         found = yield from _hold_out(setup, rows, test)
         inner = None
-        yield Checkpoint(ALIGNED, _kept(found, None))
+        yield Checkpoint(ALIGNED, _kept(found))
     table = None if setup.table is None else setup.table.take(found.rows)
     train = None if table is None else table.take(found.train())
     own = replace(setup, table=train, rows=found.count - len(found.test), rest=_rest(setup.table, found.rows))
-    result = yield from _shifted(kind.make(options, own)(inner), found)
+    result = yield from _rewritten(kind.make(options, own)(inner), _shifted(found))
     result = replace(result, rows=found.rows if table is not None else None, test=found.test)
     if kind.load is None or not len(found.test):
         return result
@@ -132,15 +138,20 @@ def _role(
 
 
 def _align(
-    setup: Setup, alignment: Alignment, state: bytes | None
+    setup: Setup, alignment: Alignment, steps: int, state: bytes | None
 ) -> Generator[Effect, Incoming | None, npt.NDArray[np.int64]]:
+    """``steps``: how many checkpoints of the alignment were before, the last of them with ``state``."""
     table, holders = setup.table, [name for name, role in setup.parties.items() if role != "coordinator"]
     if table is None:
+        if alignment.kind is not None:
+            yield from _look_on(setup.one("guest"), steps)
         return np.empty(0, np.int64)
     if alignment.kind is not None:
         parties = {name: setup.parties[name] for name in holders}
         role = alignment.kind.make(alignment.options, replace(setup, parties=parties))(state)
-        result = yield from _shifted(role, None if len(holders) < len(setup.parties) else _NOTHING)
+        told = setup.named("coordinator") if setup.me == setup.one("guest") else ()
+        result = yield from _rewritten(role, _Numbering(steps, told))
+        yield from broadcast(told, "align", pack({"more": 0}))
         if result.rows is None:
             raise ValueError(f"{alignment.kind.name} with these options aligns nothing at {setup.me}")
         return result.rows
@@ -155,6 +166,15 @@ def _align(
                 guest, "alignment", "its rows are not the same, or not in the same order, as here"
             )
     return np.arange(len(table), dtype=np.int64)
+
+
+def _look_on(guest: str, steps: int) -> Generator[Effect, Incoming | None, None]:
+    """A coordinator while the others align: a checkpoint wherever they have one."""
+    while unpack((yield from receive(guest, "align")), guest, {"more": Int(0, 1)})["more"]:
+        if steps >= ALIGNED:
+            raise PeerFault(guest, "align", f"tells of more than {ALIGNED} checkpoints")
+        steps += 1
+        yield Checkpoint(steps - 1, _unaligned(steps, None))
 
 
 def _hold_out(
@@ -196,13 +216,22 @@ def held_out(table: Table, test: float, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
-_NOTHING: Final = _Joint(0, np.empty(0, np.int64), np.empty(0, np.int64))
+def _kept(found: _Joint, inner: bytes | None = None) -> bytes:
+    """A checkpoint's state once rows are aligned; ``inner``: of the kind's own role."""
+    return _packed(1, 0, found, inner)
 
 
-def _kept(found: _Joint, inner: bytes | None) -> bytes:
+def _unaligned(steps: int, inner: bytes | None) -> bytes:
+    """A checkpoint's state within the alignment."""
+    nothing = np.empty(0, np.int64)
+    return _packed(0, steps, _Joint(0, nothing, nothing), inner)
+
+
+def _packed(aligned: int, steps: int, found: _Joint, inner: bytes | None) -> bytes:
     return pack(
         {
-            "aligned": int(found is not _NOTHING),
+            "aligned": aligned,
+            "steps": steps,
             "count": found.count,
             "rows": found.rows,
             "test": found.test,
@@ -211,8 +240,38 @@ def _kept(found: _Joint, inner: bytes | None) -> bytes:
     )
 
 
-def _shifted(role: Role[PartResult], found: _Joint | None) -> Role[PartResult]:
-    """A kind's own role, its checkpoints with the alignment in them; without any where ``found`` is None."""
+Rewrite = Callable[[Checkpoint], Generator[Effect, Incoming | None, None]]
+
+
+class _Numbering:
+    """Checkpoints of the alignment in the whole job's sequence; each is announced to ``told``."""
+
+    def __init__(self, steps: int, told: Sequence[str]) -> None:
+        self._steps, self._told, self._before = steps, told, -1
+
+    def __call__(self, effect: Checkpoint) -> Generator[Effect, Incoming | None, None]:
+        if effect.label <= self._before or self._steps >= ALIGNED:
+            raise ValueError(f"the alignment's checkpoint {effect.label} after {self._before}")
+        self._before = effect.label
+        self._steps += 1
+        for name in self._told:
+            yield Send(name, "align", pack({"more": 1}))
+        yield Checkpoint(self._steps - 1, _unaligned(self._steps, effect.state))
+
+
+def _shifted(found: _Joint) -> Rewrite:
+    """The kind's own checkpoints behind those of the alignment, whose result is in them."""
+
+    def rewrite(effect: Checkpoint) -> Generator[Effect, Incoming | None, None]:
+        if not 0 <= effect.label < LAST_LABEL - ALIGNED - 1:
+            raise ValueError(f"a checkpoint's label {effect.label}")
+        yield Checkpoint(ALIGNED + 1 + effect.label, _kept(found, effect.state))
+
+    return rewrite
+
+
+def _rewritten(role: Role[PartResult], rewrite: Rewrite) -> Role[PartResult]:
+    """``role`` with what ``rewrite`` makes of each of its checkpoints."""
     answer: Incoming | None = None
     while True:
         try:
@@ -220,15 +279,11 @@ def _shifted(role: Role[PartResult], found: _Joint | None) -> Role[PartResult]:
         except StopIteration as end:
             result: PartResult = end.value
             return result
-        if isinstance(effect, Checkpoint):
-            if found is None:
-                answer = None
-                continue
-            first, beyond = (0, ALIGNED) if found is _NOTHING else (ALIGNED + 1, LAST_LABEL)
-            if not 0 <= effect.label < beyond - first:
-                raise ValueError(f"a checkpoint's label {effect.label}")
-            effect = Checkpoint(first + effect.label, _kept(found, effect.state))
-        answer = yield effect
+        if not isinstance(effect, Checkpoint):
+            answer = yield effect
+            continue
+        yield from rewrite(effect)
+        answer = None
 
 
 def _rest(table: Table | None, rows: npt.NDArray[np.int64]) -> Table | None:

@@ -19,6 +19,8 @@ MOST_UNITS: Final = 256
 """Units in one frame."""
 REMEMBERED: Final = 1_024
 """Units whose content is remembered, to tell a repeat from a change."""
+MOST_WAITING: Final = 65_536
+"""Messages that wait for the role, however small: an empty one takes memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,14 @@ class ChannelLimits:
 
 @dataclass(slots=True)
 class ChannelCounts:
-    """``repeated_total``: units that came again. ``resent_total``: units that were sent again."""
+    """``repeated_total``: units that came again. ``resent_total``: units that were sent again. ``confirmed_total``:
+    units that the peer has."""
 
     sent_total: int = 0
     resent_total: int = 0
     received_total: int = 0
     repeated_total: int = 0
+    confirmed_total: int = 0
 
 
 class Channel:
@@ -66,9 +70,8 @@ class Channel:
         self._sent = 0
         self.out_bytes = 0
         self.received = 0
-        self._parts: list[bytes] = []
+        self._part = bytearray()
         self._part_kind = ""
-        self._part_bytes = 0
         self._in: deque[Incoming] = deque()
         self._in_bytes = 0
         self._seen: OrderedDict[int, int] = OrderedDict()
@@ -119,6 +122,7 @@ class Channel:
             )
         while self._out and self._out[0].number <= number:
             self.out_bytes -= len(self._out.popleft().data)
+            self.counts.confirmed_total += 1
 
     def take_in(self, units: list[Unit]) -> None:
         """Units of the peer, in their order. What there is no room for is not taken, and comes again.
@@ -137,7 +141,7 @@ class Channel:
                 continue
             if unit.number != self.received + 1:
                 raise PeerFault(self.peer, "gap", f"part {unit.number} came after part {self.received}")
-            if self._in_bytes >= self._limits.in_bytes:
+            if self._in_bytes >= self._limits.in_bytes or len(self._in) >= MOST_WAITING:
                 return
             self._take(unit)
             self.received = unit.number
@@ -147,22 +151,31 @@ class Channel:
                 self._seen.popitem(last=False)
 
     def _take(self, unit: Unit) -> None:
-        if not 0 < len(unit.kind) <= MOST_KIND or len(unit.data) > UNIT_BYTES:
+        # A part without data that does not end a message could come for ever.
+        fits = len(unit.data) <= UNIT_BYTES and (unit.last or unit.data)
+        if not 0 < len(unit.kind) <= MOST_KIND or not fits:
             raise PeerFault(
                 self.peer, "malformed", f"a part of {len(unit.data)} bytes, kind {unit.kind[:MOST_KIND]!r}"
             )
-        if self._parts and unit.kind != self._part_kind:
+        if self._part and unit.kind != self._part_kind:
             raise PeerFault(self.peer, "malformed", f"a {self._part_kind!r} that goes on as {unit.kind!r}")
-        self._part_bytes += len(unit.data)
-        if self._part_bytes > MOST_BODY:
+        if len(self._part) + len(unit.data) > MOST_BODY:
             raise PeerFault(self.peer, "malformed", f"a {unit.kind!r} of more than {MOST_BODY} bytes")
-        self._part_kind = unit.kind
-        self._parts.append(unit.data)
-        if unit.last:
-            body = b"".join(self._parts) if len(self._parts) > 1 else self._parts[0]
-            self._in.append(Incoming(self.peer, unit.kind, body))
-            self._in_bytes += len(body)
-            self._parts, self._part_bytes = [], 0
+        if not unit.last:
+            self._part_kind = unit.kind
+            self._part += unit.data
+            return
+        body = unit.data
+        if self._part:
+            self._part += unit.data
+            body, self._part = bytes(self._part), bytearray()
+        self._in.append(Incoming(self.peer, unit.kind, body))
+        self._in_bytes += len(body)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a whole message of the peer waits for the role."""
+        return bool(self._in)
 
     def pop(self) -> Incoming | None:
         """The next whole message of the peer."""

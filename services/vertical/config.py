@@ -39,9 +39,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
-from services.settings.units import Duration
+from services.settings.units import Duration, DurationOrNone, parse_size
 
 MOST_PEERS: Final = 32
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
@@ -61,7 +69,8 @@ class _Section(BaseModel):
 
 class PartySection(_Section):
     """Who this party is. ``dead_after``: a peer that was not heard for so long is named. ``wait``: for how long such a
-    peer, or one that was never there, is waited for. ``workers``: processes for long computations."""
+    peer, or one that was never there, is waited for. ``stuck_after``: a peer that is there, but gets nothing done for
+    so long while it is waited for, is given up by name. ``workers``: processes for long computations."""
 
     name: Name
     role: RoleName
@@ -70,6 +79,7 @@ class PartySection(_Section):
     listen: HostPort | None = None
     dead_after: Duration = 10.0
     wait: Duration = 300.0
+    stuck_after: Duration = 900.0
     workers: Annotated[int, Field(ge=1, le=256)] = 1
 
 
@@ -110,10 +120,21 @@ class ServeSection(_Section):
     """Of the guest's clients, ``read:sha256-hex`` (made by ``headwater config new-key read``). Required where
     ``listen`` is not this machine alone."""
     most_ids: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    rows: Literal["all", "joint"] = "all"
+    """Which a host answers for: ``all`` of its table (a guest may then find out of any id whether it is there), or
+    those that were ``joint`` when the model was trained, which the guest knows of already."""
     most_rows_a_minute: Annotated[int, Field(ge=1)] = 100_000
     """That a host answers each guest: shares of many chosen rows tell of its columns."""
-    audit_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
-    """Of the audit log, beside as much of older ones."""
+    audit_bytes: Annotated[int, BeforeValidator(parse_size), Field(ge=65_536)] = 64 * 2**20
+    """Of the audit log, beside as much of older lines."""
+    audit_keep: DurationOrNone = 0.0
+    """Lines younger than this are not dropped: when they fill the log, nothing is answered. 0: the oldest are."""
+
+    @model_validator(mode="after")
+    def _lines_fit(self) -> ServeSection:
+        if self.audit_bytes < (least := 4_096 + 16 * self.most_ids):
+            raise ValueError(f"audit_bytes must be at least {least}, for lines of most_ids = {self.most_ids}")
+        return self
 
 
 class PartyConfig(_Section):

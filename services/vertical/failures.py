@@ -12,7 +12,7 @@ from services.rpc.errors import KeysError
 from services.vertical.config import ConfigRefused
 from services.vertical.jobs import JobRefused
 from services.vertical.runner import PeerGone
-from services.vertical.store import StateDamaged, StateInUse
+from services.vertical.store import StateDamaged, StateInUse, StateNotKept
 
 EXPECTED: Final = (
     ConfigRefused,
@@ -22,6 +22,7 @@ EXPECTED: Final = (
     PeerGone,
     StateDamaged,
     StateInUse,
+    StateNotKept,
     TableRefused,
     zmq.ZMQError,
     ValueError,

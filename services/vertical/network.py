@@ -29,6 +29,7 @@ from services.rpc.codec import Array, Failure, Reply
 from services.rpc.errors import RpcError
 from services.rpc.security import KeyPair, Security
 from services.rpc.server import Call, RpcServer
+from services.vertical.channel import MOST_UNITS, UNIT_BYTES
 from services.vertical.session import Frame, Session
 
 METHOD: Final = "vertical"
@@ -131,7 +132,10 @@ class Network:
 
     def _hear(self, peer: str, frame: Frame, arrays: tuple[Array, ...]) -> None:
         before = self.session.version
-        self.session.hear(peer, frame, [array.tobytes() for array in arrays], self._monotonic())
+        # What no honest peer sends is not copied first: the session finds that it is missing.
+        fits = len(arrays) <= MOST_UNITS and all(array.nbytes <= UNIT_BYTES for array in arrays)
+        data = [array.tobytes() for array in arrays] if fits else []
+        self.session.hear(peer, frame, data, self._monotonic())
         self.changed.notify_all()
         if self.session.version != before:
             self.wake()

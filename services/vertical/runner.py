@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from federated.vertical.parties import (
+    MOST_KIND,
     Checkpoint,
     Incoming,
     Log,
@@ -31,6 +32,7 @@ from federated.vertical.parties import (
     reason_of,
 )
 from services.vertical.network import Network
+from services.vertical.pulse import Pulse
 from services.vertical.session import Attempt
 from services.vertical.store import KEEP, StateFolder
 
@@ -47,8 +49,9 @@ _log = logging.getLogger(__name__)
 class PeerGone(Exception):
     """``peer`` was waited for in vain."""
 
-    def __init__(self, peer: str, detail: str) -> None:
-        self.peer = peer
+    def __init__(self, peer: str, detail: str, told: str = "is gone") -> None:
+        """``told``: what the other parties hear of ``peer``."""
+        self.peer, self.told = peer, f"{peer} {told}"
         super().__init__(f"{peer}: {detail}")
 
 
@@ -58,10 +61,12 @@ class _Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """``dead_after_s``: a silent peer is named. ``wait_s``: it is given up."""
+    """``dead_after_s``: a silent peer is named. ``wait_s``: it is given up. ``stuck_after_s``: a peer is given up that
+    is heard, but gets nothing done while it is waited for."""
 
     dead_after_s: float = 10.0
     wait_s: float = 300.0
+    stuck_after_s: float = 900.0
 
 
 @dataclass(slots=True)
@@ -87,13 +92,15 @@ class Runner:
         me: str,
         patience: Patience | None = None,
         progress: Callable[[Progress], None] = lambda progress: None,
+        pulse: Pulse | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``pulse``: of our role's work, which ``network``'s session tells the peers. ``monotonic``: the network's."""
         self.traffic = Traffic()
         self.attempts = 0
         self._network, self._make, self._store, self._peers = network, make, store, peers
         self._me, self._patience = me, patience or Patience()
-        self._progress, self._monotonic = progress, monotonic
+        self._progress, self._monotonic, self._pulse = progress, monotonic, pulse or Pulse()
         self._silent: set[str] = set()
         self._begun_s = monotonic()
 
@@ -133,7 +140,7 @@ class Runner:
         with self._network.changed:
             self._begun_s = self._monotonic()
             while (attempt := session.agreed()) is None:
-                self._wait(everybody=True)
+                self._look_around(gathering=True)
             self._network.wake()
         self.attempts += 1
         _log.info(
@@ -158,6 +165,7 @@ class Runner:
                 except StopIteration as end:
                     result: PartResult = end.value
                     return result
+                self._pulse.beat()
                 answer = None
                 if isinstance(effect, Send):
                     self._send(effect)
@@ -184,33 +192,30 @@ class Runner:
         self.traffic.sent_bytes[effect.to, effect.kind] += len(effect.body)
 
     def _wait_for_room(self, to: str) -> None:
-        """With ``changed`` held. Raises PeerGone where ``to`` takes nothing for as long as the silent are waited for:
-        its role may wait for room at ours, too."""
-        session, patience = self._network.session, self._patience
-        before, since_s = session.channel(to).out_bytes, self._monotonic()
-        while not session.has_room(to):
-            self._wait()
-            now, waits = self._monotonic(), session.channel(to).out_bytes
-            if waits != before:
-                before, since_s = waits, now
-            elif now - since_s >= patience.dead_after_s + patience.wait_s:
-                raise PeerGone(
-                    to, f"has taken nothing for {now - since_s:.0f} s of the {waits} bytes that wait for it"
-                )
+        """With ``changed`` held."""
+        session = self._network.session
+        self._wait(
+            lambda: session.has_room(to),
+            lambda: (to,),
+            lambda: f"it has taken nothing of {session.channel(to).out_bytes} bytes that wait for it",
+        )
 
     def _receive(self, senders: tuple[str, ...], kind: str) -> Incoming:
         if not senders or any(sender not in self._peers for sender in senders):
             raise ValueError(f"{self._me} waits for {senders}, which are not all other parties")
         session = self._network.session
         with self._network.changed:
-            while True:
-                for sender in senders:
-                    message = session.channel(sender).pop()
-                    if message is not None:
-                        self.traffic.received[sender, message.kind[:64]] += 1
-                        self.traffic.received_bytes[sender, message.kind[:64]] += len(message.body)
-                        return check_incoming(message, kind)
-                self._wait()
+            self._wait(
+                lambda: any(session.channel(sender).waiting for sender in senders),
+                lambda: senders,
+                lambda: f"{kind!r} is awaited of {' or '.join(senders)}",
+            )
+            came = (session.channel(sender).pop() for sender in senders)
+            message = next(one for one in came if one is not None)
+        self._pulse.beat()
+        self.traffic.received[message.sender, message.kind[:MOST_KIND]] += 1
+        self.traffic.received_bytes[message.sender, message.kind[:MOST_KIND]] += len(message.body)
+        return check_incoming(message, kind)
 
     def _keep(self, effect: Checkpoint, labels: list[int]) -> None:
         if labels and effect.label <= labels[-1]:
@@ -218,9 +223,13 @@ class Runner:
         session = self._network.session
         if len(labels) >= KEEP - 1:
             # Whoever ran further ahead would drop the checkpoint that is common to all.
+            before = labels[1 - KEEP]
             with self._network.changed:
-                while session.behind(labels[1 - KEEP]) is not None:
-                    self._wait()
+                self._wait(
+                    lambda: not session.behind(before),
+                    lambda: session.behind(before),
+                    lambda: f"its checkpoint {before} is awaited",
+                )
         self._store.keep(effect.label, effect.state)
         labels.append(effect.label)
         with self._network.changed:
@@ -236,7 +245,27 @@ class Runner:
         if session.interrupted:
             raise _Interrupted
 
-    def _wait(self, everybody: bool = False) -> None:
+    def _wait(
+        self, ready: Callable[[], bool], awaited: Callable[[], tuple[str, ...]], what: Callable[[], str]
+    ) -> None:
+        """Wait until ``ready``, with ``changed`` held; ``awaited``: the peers whose turn it is, ``what``: for people.
+
+        Raises what makes waiting pointless; PeerGone where nobody moves whose turn it is.
+        """
+        session, patience = self._network.session, self._patience
+        since_s = self._monotonic()
+        try:
+            while not ready():
+                session.waits = awaited()
+                self._look_around()
+                locked_s = patience.dead_after_s + patience.wait_s
+                blocked = session.blocked(since_s, self._monotonic(), patience.stuck_after_s, locked_s)
+                if blocked is not None and not ready():
+                    raise PeerGone(blocked.peer, f"{blocked.detail}; {what()}", "is stuck")
+        finally:
+            session.waits = ()
+
+    def _look_around(self, gathering: bool = False) -> None:
         """Wait for a change, with ``changed`` held. Raises what makes waiting pointless."""
         self._look()
         self._network.changed.wait(_LOOK_S)
@@ -256,7 +285,7 @@ class Runner:
                     self._me, name, silent_s, self._patience.wait_s,
                 )  # fmt: skip
             if silent_s >= self._patience.dead_after_s + self._patience.wait_s:
-                what = "did not come" if everybody and session.silent_s(name, now) > 1e9 else "is gone"
+                what = "did not come" if gathering and session.silent_s(name, now) > 1e9 else "is gone"
                 raise PeerGone(name, f"{what}: not heard for {silent_s:.0f} s")
 
     def _leave(self) -> None:
@@ -264,11 +293,14 @@ class Runner:
         session = self._network.session
         with self._network.changed:
             since_s = self._monotonic()
-            while not session.all_done():
-                # Whoever has its result and said so may have left before it heard of ours.
-                if session.peers_done() and self._monotonic() - since_s > LINGER_S:
-                    break
-                self._wait()
+            # Whoever has its result and said so may have left before it heard of ours.
+            self._wait(
+                lambda: (
+                    session.all_done() or (not session.not_done() and self._monotonic() - since_s > LINGER_S)
+                ),
+                session.not_done,
+                lambda: "its result is awaited",
+            )
             session.leaves()
             self._network.wake()
             self._network.changed.wait_for(session.all_told, FAREWELL_S)
@@ -276,6 +308,6 @@ class Runner:
     def _tell(self, error: BaseException) -> None:
         session = self._network.session
         with self._network.changed:
-            session.failed(f"{error.peer} is gone" if isinstance(error, PeerGone) else reason_of(error))
+            session.failed(error.told if isinstance(error, PeerGone) else reason_of(error))
             self._network.wake()
             self._network.changed.wait_for(session.all_told, LINGER_S)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
@@ -27,11 +27,19 @@ import msgspec
 from federated.vertical.parties import MOST_REASON, Draw, PeerAborted, PeerFault
 from services.vertical.channel import MOST_UNITS, Channel, ChannelLimits, Unit
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 MOST_JOB: Final = 16_384
 MOST_LABELS: Final = 16
 BOOT_BYTES: Final = 8
 VIEW_BYTES: Final = 16
+MOST_WAITS: Final = 64
+MOST_TURNS_BACK: Final = 3
+"""How often a process may be heard again that another one of its party replaced: words on their way come once."""
+MOST_BEGINNINGS: Final = 200
+"""How often a peer's process may be started again without a new checkpoint."""
+MOST_BOOTS: Final = 16
+UNHEARD_S: Final = 5.0
+"""Who was not heard for so long could not be seen to move."""
 Phase = Literal["gathering", "running", "done", "failed"]
 
 
@@ -40,7 +48,8 @@ class Status(msgspec.Struct, array_like=True, frozen=True):
 
     ``view``: that it holds; when it is done, of its result. ``durable``: the label of the last checkpoint on its disk,
     -1 for none. ``job``: the text that all have to agree on, while gathering. ``version``: rises with every change,
-    since words may overtake each other on the way.
+    since words may overtake each other on the way. ``work``: rises with all that its role gets done, or that it is
+    sent or has confirmed; ``waits``: the parties that its role waits for, none while it computes.
     """
 
     protocol: int
@@ -54,6 +63,8 @@ class Status(msgspec.Struct, array_like=True, frozen=True):
     fingerprint: bytes
     job: bytes = b""
     reason: str = ""
+    work: int = 0
+    waits: tuple[str, ...] = ()
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -87,6 +98,19 @@ class _Peer:
     heard_s: float = float("-inf")
     told: int = 0
     knows_done: bool = False
+    moved_s: float = float("-inf")
+    replaced: dict[bytes, int] = field(
+        default_factory=dict
+    )  # boots that another took the place of: how often again
+    beginnings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Nobody that this party waits for moves. ``peer``: whose turn it is, ``detail``: for people."""
+
+    peer: str
+    detail: str
 
 
 class Session:
@@ -102,10 +126,14 @@ class Session:
         limits: ChannelLimits | None = None,
         draw: Draw = os.urandom,
         me: str = "",
+        work: Callable[[], int] = lambda: 0,
     ) -> None:
         """``job``: what all parties have to agree on (JSON). ``done``: the view of the attempt whose result is on this
-        party's disk already; empty for none."""
+        party's disk already; empty for none. ``work``: how much our role got done, rising."""
         self.me = me
+        self.waits: tuple[str, ...] = ()
+        """Whom our role waits for."""
+        self._work = work
         self._job = job_text(job)
         self._fingerprint = hashlib.sha256(self._job).digest()
         self._peers = {name: _Peer(Channel(name, limits or ChannelLimits())) for name in peers}
@@ -165,7 +193,13 @@ class Session:
             self._fingerprint,
             self._job if self._attempt is None else b"",
             self.reason,
+            self._moves(),
+            self.waits,
         )
+
+    def _moves(self) -> int:
+        counts = [peer.channel.counts for peer in self._peers.values()]
+        return self._work() + sum(one.received_total + one.confirmed_total for one in counts)
 
     def agreed(self) -> Attempt | None:
         """The attempt that may begin, once everybody holds our view; the session is running then."""
@@ -201,12 +235,13 @@ class Session:
         self.durable = label
         self.version += 1
 
-    def behind(self, label: int) -> str | None:
-        """A peer whose checkpoint ``label`` is not on its disk yet; None when all have it."""
-        for name, peer in self._peers.items():
-            if peer.status is None or (peer.status.durable < label and peer.status.phase != "done"):
-                return name
-        return None
+    def behind(self, label: int) -> tuple[str, ...]:
+        """The peers whose checkpoint ``label`` is not on their disk yet."""
+        return tuple(
+            name
+            for name, peer in self._peers.items()
+            if peer.status is None or (peer.status.durable < label and peer.status.phase != "done")
+        )
 
     def all_done(self) -> bool:
         """Whether every party has its result, and knows that we have ours."""
@@ -215,9 +250,11 @@ class Session:
             for peer in self._peers.values()
         )
 
-    def peers_done(self) -> bool:
-        """Whether every peer has its result."""
-        return all(peer.status is not None and peer.status.phase == "done" for peer in self._peers.values())
+    def not_done(self) -> tuple[str, ...]:
+        """The peers that have no result yet."""
+        return tuple(
+            name for name, peer in self._peers.items() if peer.status is None or peer.status.phase != "done"
+        )
 
     def all_told(self) -> bool:
         """Whether every peer heard our newest status."""
@@ -238,6 +275,35 @@ class Session:
     def silent_s(self, peer: str, now_s: float) -> float:
         """How long ``peer`` was not heard."""
         return now_s - self._peers[peer].heard_s
+
+    def blocked(self, since_s: float, now_s: float, stuck_s: float, locked_s: float) -> Blocked | None:
+        """Whoever ends our wait for ``waits``, begun at ``since_s``, and has not moved for ``stuck_s``; None while
+        somebody moves, or is not heard (that is silence, see ``silent_s``).
+
+        A peer that waits itself is not to blame, but whom it waits for. Where all wait for each other nobody can go
+        on: ``locked_s`` is enough to be sure of that. All of it is the peers' own word.
+        """
+        reached: dict[str, tuple[str, ...]] = {}
+        ahead = list(self.waits)
+        while ahead:
+            name = ahead.pop(0)
+            status = self._peers[name].status if name in self._peers else None
+            if name not in reached and status is not None:
+                reached[name] = status.waits
+                ahead += status.waits
+        if not reached or any(self.silent_s(name, now_s) >= UNHEARD_S for name in reached):
+            return None
+        still_s = now_s - max([since_s, *(self._peers[name].moved_s for name in reached)])
+        idle = [name for name, waits in reached.items() if not waits]
+        if still_s < (stuck_s if idle else min(stuck_s, locked_s)):
+            return None
+        told = "; ".join(
+            f"{name} waits for {' and '.join(waits)}" for name, waits in reached.items() if waits
+        )
+        if idle:
+            aside = f" ({told})" if told else ""
+            return Blocked(idle[0], f"is there, but has done nothing for {still_s:.0f} s{aside}")
+        return Blocked(next(iter(reached)), f"everybody has waited for {still_s:.0f} s: {told}")
 
     def frame(self, peer: str, *, units: bool, wait_ms: int = 0) -> tuple[Frame, list[bytes], int]:
         """What to send to ``peer``: the frame, its units' data, and the version of our status in it."""
@@ -265,9 +331,11 @@ class Session:
     def hear(self, peer: str, frame: Frame, data: Sequence[bytes], now_s: float) -> None:
         """A frame of ``peer``, whom the transport proved. A fault is kept in ``fault``: this session cannot go on."""
         found = self._peers[peer]
+        if now_s - found.heard_s > UNHEARD_S:
+            found.moved_s = now_s
         found.heard_s = now_s
         try:
-            self._hear_status(peer, found, frame.status)
+            self._hear_status(peer, found, frame.status, now_s)
             if frame.heard_boot == self._boot:
                 self.was_told(peer, min(frame.heard_version, self.version))
             if self._attempt is not None and frame.attempt == self._attempt.view and not self.interrupted:
@@ -281,14 +349,15 @@ class Session:
         except PeerFault as fault:
             self.fault = self.fault or fault
 
-    def _hear_status(self, peer: str, found: _Peer, status: Status) -> None:
+    def _hear_status(self, peer: str, found: _Peer, status: Status, now_s: float) -> None:
         if status.protocol != PROTOCOL:
             raise PeerFault(
                 peer, "protocol", f"speaks version {status.protocol}, this side speaks {PROTOCOL}"
             )
         if status.fingerprint != self._fingerprint:
             raise PeerFault(peer, "job", difference(self._job, status.job))
-        if len(status.labels) > MOST_LABELS or len(status.boot) != BOOT_BYTES:
+        too_many = len(status.labels) > MOST_LABELS or len(status.waits) > MOST_WAITS
+        if too_many or len(status.boot) != BOOT_BYTES or len(status.job) > MOST_JOB:
             raise PeerFault(peer, "malformed", "an impossible status")
         before = found.status
         if before is not None and before.boot == status.boot and before.version > status.version:
@@ -297,7 +366,12 @@ class Session:
         if status.phase == "failed":
             raise PeerAborted(peer, "gave up", status.reason[:MOST_REASON])
         changed = before is None or (before.boot, before.count) != (status.boot, status.count)
+        if before is not None and status.durable > before.durable:
+            found.beginnings = 0
+        if changed or (before is not None and status.work > before.work):
+            found.moved_s = now_s
         if changed:
+            self._began_anew(peer, found, before, status)
             found.knows_done = False
             # Whoever was told before is not who listens now.
             found.told = 0 if before is None or before.boot != status.boot else found.told
@@ -310,6 +384,25 @@ class Session:
         if self.phase == "done" and status.phase == "done" and status.view != self._result:
             # Whoever came back had finished an older attempt: parts of different runs do not fit together.
             self.interrupted = True
+
+    def _began_anew(self, peer: str, found: _Peer, before: Status | None, status: Status) -> None:
+        """Note a peer's new incarnation. Raises PeerFault for one that would never let all go on."""
+        if before is None or before.boot == status.boot:
+            return  # It began anew because another party did.
+        found.beginnings += 1
+        if found.beginnings > MOST_BEGINNINGS:
+            raise PeerFault(
+                peer, "restarts", f"was started {found.beginnings} times without a new checkpoint"
+            )
+        found.replaced.setdefault(before.boot, 0)
+        if status.boot in found.replaced:
+            found.replaced[status.boot] += 1
+            if found.replaced[status.boot] >= MOST_TURNS_BACK:
+                raise PeerFault(
+                    peer, "twice", "two processes with its key take part at once: stop one of them"
+                )
+        while len(found.replaced) > MOST_BOOTS:
+            del found.replaced[next(iter(found.replaced))]
 
 
 def job_text(job: Mapping[str, object]) -> bytes:

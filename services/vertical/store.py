@@ -1,8 +1,10 @@
 """A party's checkpoints and result on its own disk: each a file that is there whole, or not at all.
 
-    checkpoint-LABEL    magic, SHA-256 of the rest, the state
+    checkpoint-LABEL    magic, SHA-256 of whose file it is and of the rest, the state
     result              the same of the part's result
     table               the digest of the table that they belong to
+
+A file of another party, job or label is so as good as a damaged one.
 
 Only the last ``KEEP`` checkpoints are kept; the runner never runs further ahead of a peer than that. One process may
 hold a folder at a time.
@@ -24,7 +26,7 @@ from federated.vertical.parties import MOST_BODY, PartResult, PeerFault
 from federated.vertical.wire import Arr, Bytes, Int, Text, pack, unpack
 
 KEEP: Final = 4
-_MAGIC: Final = b"HWV1"
+_MAGIC: Final = b"HWV2"
 _NAME: Final = re.compile(r"checkpoint-(\d{1,18})")
 
 
@@ -36,18 +38,39 @@ class StateInUse(Exception):
     """Another process of this party holds the folder."""
 
 
-class StateFolder:
-    """The state of one party in one job. Raises StateInUse."""
+class StateNotKept(Exception):
+    """A party's state cannot be written: no room, no rights; the message says where, and the next step."""
+
+
+class HeldFolder:
+    """A folder that one process at a time has. Raises StateInUse, StateNotKept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock: IO[bytes] = (folder / "lock").open("wb")
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock: IO[bytes] = (folder / "lock").open("wb")
+        except OSError as error:
+            raise StateNotKept(
+                f"{folder} cannot be made or written to: {error.strerror}; mend that, or name another folder"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise StateInUse(f"{folder} is held by another process of this party; stop it first") from None
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._lock.close()
+
+
+class StateFolder(HeldFolder):
+    """The state of one party in one job. ``of`` tells whose it is: nobody else's files are taken for its own."""
+
+    def __init__(self, folder: Path, of: str = "") -> None:
+        super().__init__(folder)
+        self._of = of
 
     def labels(self) -> list[int]:
         """The labels of the checkpoints that are here, rising."""
@@ -56,13 +79,30 @@ class StateFolder:
 
     def keep(self, label: int, state: bytes) -> None:
         """Put the checkpoint on disk, and drop all but the last ``KEEP``."""
-        write_whole(self.folder / f"checkpoint-{label}", state)
+        self._write(f"checkpoint-{label}", state)
         for old in self.labels()[:-KEEP]:
             (self.folder / f"checkpoint-{old}").unlink(missing_ok=True)
 
     def state(self, label: int) -> bytes:
         """The state kept at ``label``. Raises StateDamaged."""
-        return read_whole(self.folder / f"checkpoint-{label}")
+        return self._read(f"checkpoint-{label}")
+
+    def drop_damaged(self) -> list[StateDamaged]:
+        """Remove the checkpoints that cannot be used, so that all go on from an older one; what was wrong with each."""
+        found: list[StateDamaged] = []
+        for label in self.labels():
+            try:
+                self.state(label)
+            except StateDamaged as error:
+                found.append(error)
+                (self.folder / f"checkpoint-{label}").unlink()
+        return found
+
+    def _write(self, name: str, body: bytes) -> None:
+        write_whole(self.folder / name, body, f"{self._of}/{name}")
+
+    def _read(self, name: str) -> bytes:
+        return read_whole(self.folder / name, f"{self._of}/{name}")
 
     def forget_after(self, label: int) -> None:
         """Drop what lies beyond ``label``: a run that went on from there makes its own."""
@@ -73,12 +113,11 @@ class StateFolder:
 
     def keep_result(self, result: PartResult) -> None:
         """Put the part's result on disk."""
-        write_whole(self.folder / "result", result_bytes(result))
+        self._write("result", result_bytes(result))
 
     def result(self) -> PartResult | None:
         """The result, where there is one. Raises StateDamaged."""
-        path = self.folder / "result"
-        return read_result(read_whole(path)) if path.exists() else None
+        return read_result(self._read("result")) if (self.folder / "result").exists() else None
 
     def clear(self) -> None:
         """Forget all of it: the job begins anew."""
@@ -90,16 +129,11 @@ class StateFolder:
     def belongs_to(self, table: bytes) -> None:
         """What is kept here is of the table with this digest. Raises StateDamaged where it is of another: positions of
         rows would mean other people."""
-        path = self.folder / "table"
-        if path.exists() and read_whole(path) != table:
+        if (self.folder / "table").exists() and self._read("table") != table:
             raise StateDamaged(
                 f"{self.folder} is of another table than the one there is now; --fresh begins the job anew"
             )
-        write_whole(path, table)
-
-    def close(self) -> None:
-        """Let others have the folder."""
-        self._lock.close()
+        self._write("table", table)
 
 
 def result_bytes(result: PartResult) -> bytes:
@@ -153,30 +187,51 @@ def read_result(body: bytes) -> PartResult:
     )
 
 
-def write_whole(path: Path, body: bytes) -> None:
-    """Write ``body`` with its digest to ``path``, which afterwards is on disk, for its owner alone."""
+def write_whole(path: Path, body: bytes, of: str = "") -> None:
+    """Write ``body`` with its digest to ``path``, which afterwards is on disk, for its owner alone.
+
+    ``of``: whose file it is, see ``read_whole``. Raises StateNotKept, and then an older file is as it was.
+    """
     beside = path.with_name(f".{path.name}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(_MAGIC + hashlib.sha256(body).digest())
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_MAGIC + _digest(body, of))
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        # A half of it would take the room that is missing.
+        beside.unlink(missing_ok=True)
+        raise StateNotKept(
+            f"{path} cannot be written: {error.strerror}; make room for {len(body)} bytes or mend its folder, and "
+            "start again: all go on from the last checkpoint"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the folder's entries through to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-def read_whole(path: Path) -> bytes:
-    """The body that ``write_whole`` wrote. Raises StateDamaged."""
+def _digest(body: bytes, of: str) -> bytes:
+    named = of.encode()
+    return hashlib.sha256(len(named).to_bytes(4, "little") + named + body).digest()
+
+
+def read_whole(path: Path, of: str = "") -> bytes:
+    """The body that ``write_whole`` wrote with the same ``of``. Raises StateDamaged."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise StateDamaged(f"{path} cannot be read: {error.strerror}") from error
     body = text[len(_MAGIC) + 32 :]
-    if not text.startswith(_MAGIC) or text[len(_MAGIC) : len(_MAGIC) + 32] != hashlib.sha256(body).digest():
-        raise StateDamaged(f"{path} is damaged; remove it, and an older one is used")
+    if not text.startswith(_MAGIC) or text[len(_MAGIC) : len(_MAGIC) + 32] != _digest(body, of):
+        raise StateDamaged(f"{path} is damaged, or of another job; remove it")
     return body

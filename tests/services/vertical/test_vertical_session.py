@@ -271,7 +271,7 @@ class Simulated:
                 self.heard[other] = message.body
         if len(self.heard) < len(others):
             return
-        if len(self.labels) >= KEEP - 1 and one.behind(self.labels[1 - KEEP]) is not None:
+        if len(self.labels) >= KEEP - 1 and one.behind(self.labels[1 - KEEP]):
             return
         self.labels = [*self.labels, self.at][-KEEP:]
         one.kept(self.at)
