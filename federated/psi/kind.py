@@ -14,6 +14,7 @@ from federated.psi.filters import MOST_BITS as MOST_FILTER_BITS
 from federated.psi.hashing import MOST_IDS
 from federated.psi.ids import Case, IdRule, Ids, normalise
 from federated.psi.members import MemoryMembers
+from federated.psi.power import way
 from federated.psi.rsa import LEAST_BITS, MOST_BITS
 from federated.psi.several import MOST_PARTIES, several
 from federated.psi.signatures import asker, asks, signer
@@ -92,7 +93,8 @@ def make(options: PsiOptions, setup: Setup) -> Make:
         if ids.complaint:
             yield Log(ids.complaint)
         found = yield from _found(protocol, options, terms, setup, ids, parties, peer, first, state)
-        return _result(protocol, ids, found)
+        signs = protocol == "rsa" and not asks(first, terms)
+        return _result(protocol, ids, found, {"signed by": way()} if signs else {})
 
     return role
 
@@ -132,13 +134,14 @@ def _found(
     return (yield from unbalanced.owner(peer, ids, prepared, terms, first=first, workers=workers))
 
 
-def _result(protocol: str, ids: Ids, found: Found) -> PartResult:
+def _result(protocol: str, ids: Ids, found: Found, more: Mapping[str, str]) -> PartResult:
     figures: dict[str, float | int | str] = {
         "protocol": protocol,
         "ids": found.mine,
         "ids of the other": found.theirs,
         "rows without an id": ids.empty.count,
         "rows of an id before": ids.repeated.count,
+        **more,
     }
     if found.count is not None:
         figures["common"] = found.count

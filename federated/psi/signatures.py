@@ -22,6 +22,7 @@ from federated.psi.hashing import Rows, as_rows, system, tags
 from federated.psi.limits import Ledger
 from federated.psi.members import Arrange, Folder, Members, MemoryFolder
 from federated.psi.pool import TagPool, common
+from federated.psi.power import way
 from federated.psi.rsa import (
     LEAST_BITS,
     MOST_BITS,
@@ -58,6 +59,7 @@ from federated.vertical.parties import (
     Draw,
     Effect,
     Incoming,
+    Log,
     PeerFault,
     Progress,
     Role,
@@ -159,6 +161,7 @@ def signer(
     side = yield from _begun(peer, arrange, terms, first, draw, folder, state)
     if key is None:
         key = private_key(side.private) if side.private else generate(bits)
+    yield Log(f"signatures by {way()}")
     side.private = key.to_bytes()
     session, width = side.session, key.public.width
     if side.key is None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from federated.psi.kind import KIND, SEEN, PsiOptions, make
+from federated.psi.power import way
 from federated.vertical.kinds import Setup
-from federated.vertical.parties import Outcome, run_local
+from federated.vertical.parties import Log, Outcome, run_local
 from federated.vertical.tables import Table
 
 IDS = {
@@ -40,6 +41,13 @@ def test_rows_are_those_of_the_same_ids(protocol: Any, learns: Any) -> None:
             assert [IDS[name][row] for row in rows] == [f"u{at}" for at in range(20, 30)]
         else:
             assert rows is None
+
+
+def test_the_signer_says_how_it_signs() -> None:
+    outcome = run(PsiOptions(protocol="rsa", learns="guest", chunk=8))
+    assert outcome.results["h"].figures["signed by"] == way()
+    assert "signed by" not in outcome.results["g"].figures
+    assert outcome.effects["h"].count(Log(f"signatures by {way()}")) == 1
 
 
 def test_several() -> None:

@@ -13,7 +13,6 @@ import pytest
 import federated.psi.rsa as rsa
 from federated.psi.hashing import split
 from federated.psi.rsa import (
-    FaultySignature,
     PrivateKey,
     PublicKey,
     RsaRefused,
@@ -25,10 +24,9 @@ from federated.psi.rsa import (
     private_key,
     proof,
     sign,
-    sign_one,
     sign_own,
     unblind,
-    unit,
+    units,
 )
 from federated.vertical.parties import Alone
 from tests.support.psi import drawing
@@ -56,11 +54,18 @@ def test_blinding_is_new_each_time_and_uniform() -> None:
     one, _ = blind(public, VALUES, drawing(1), Alone())
     other, _ = blind(public, VALUES, drawing(2), Alone())
     assert not set(split(one, public.width)) & set(split(other, public.width))
-    drawn = [unit(public, drawing(seed)) / public.n for seed in range(400)]
+    drawn = [number / public.n for number in units(public, 400, drawing(3))]
     assert all(0 < share < 1 for share in drawn)
-    # Kolmogorov and Smirnov: above 2.2/sqrt(n) with probability 1e-4 for uniform ones; the seeds are fixed.
+    # Kolmogorov and Smirnov: above 2.2/sqrt(n) with probability 1e-4 for uniform ones; the seed is fixed.
     away = np.abs(np.sort(drawn) - (np.arange(400) + 0.5) / 400).max()
     assert away < 2.2 / np.sqrt(400)
+
+
+def test_blinding_factors_that_share_a_factor_are_drawn_anew() -> None:
+    public, width = key().public, key().public.width
+    given = iter([key().p, 3, 2**2048 - 1, 5, 7])  # the third is beyond the modulus
+    assert units(public, 2, lambda count: next(given).to_bytes(count)) == [5, 7]
+    assert width == 256
 
 
 def test_hash_is_full_domain_and_bound_to_key_and_purpose() -> None:
@@ -170,26 +175,19 @@ def test_private_keys_whose_parts_do_not_belong_together() -> None:
         PrivateKey(PublicKey(close * near, 65_537), close, near, 1, 1, 1)
 
 
-@pytest.mark.parametrize("half", ["p", "q"])
-def test_a_faulty_half_reveals_a_factor_and_does_not_leave(
-    half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = key()
-    number = full_domain_hash(good.public, b"x")
-    modulus = getattr(good, half)
+def test_many_are_prime_to_the_modulus_where_each_is() -> None:
+    n = key().public.n
+    assert rsa._prime_to(n, [])
+    assert rsa._prime_to(n, [1, 2, n - 1, n + 5])
+    for wrong in (0, n, key().p, 7 * key().q):
+        assert not rsa._prime_to(n, [3, wrong, 5])
 
-    def faulty(base: int, exponent: int, n: int) -> int:
-        result = pow(base, exponent, n)
-        return int(result) ^ (n == modulus)
 
-    monkeypatch.setattr(rsa.gmpy2, "powmod_sec", faulty)
-    wrong = rsa._by_halves(good, number)
-    leaked = math.gcd(pow(wrong, good.public.e, good.public.n) - number, good.public.n)
-    assert leaked in (good.p, good.q)  # what Boneh, DeMillo and Lipton saw: hence the check
-    with pytest.raises(FaultySignature):
-        sign_one(good, number)
-    with pytest.raises(FaultySignature):
-        sign(good, number.to_bytes(good.public.width), Alone())
+def test_many_inverses_are_those_of_each() -> None:
+    n = key().public.n
+    numbers = [2, n - 1, 1, 12_345, 2]
+    assert rsa._inverses(n, numbers) == [pow(number, -1, n) for number in numbers]
+    assert rsa._inverses(n, []) == []
 
 
 def test_numbers_that_no_blinding_gives() -> None:
