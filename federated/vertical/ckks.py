@@ -164,6 +164,10 @@ class Scheme:
     def level(self, cipher: sealapi.Ciphertext) -> int:
         return cipher.coeff_modulus_size()
 
+    def element(self, step: int) -> int:
+        """The Galois element of a rotation by ``step`` slots: x -> x^(3^step)."""
+        return pow(3, step, 2 * self.parameters.degree)
+
     def encode(self, values: Values | float, level: int, scale: float) -> sealapi.Plaintext:
         """``values`` [slots], or the same number in every slot."""
         plain = sealapi.Plaintext()
@@ -177,8 +181,12 @@ class Scheme:
 
     def plus(self, cipher: sealapi.Ciphertext, values: Values | float) -> sealapi.Ciphertext:
         """``cipher`` and ``values`` [slots], added."""
+        return self.plus_plain(cipher, self.encode(values, self.level(cipher), cipher.scale))
+
+    def plus_plain(self, cipher: sealapi.Ciphertext, plain: sealapi.Plaintext) -> sealapi.Ciphertext:
+        """``cipher`` and a plaintext of its level and scale, added."""
         found = sealapi.Ciphertext()
-        self._evaluator.add_plain(cipher, self.encode(values, self.level(cipher), cipher.scale), found)
+        self._evaluator.add_plain(cipher, plain, found)
         return found
 
     def add(self, one: sealapi.Ciphertext, other: sealapi.Ciphertext) -> sealapi.Ciphertext:
@@ -229,14 +237,18 @@ class Scheme:
         self._evaluator.rescale_to_next_inplace(found)
         return found
 
+    def rotated(self, cipher: sealapi.Ciphertext, step: int, keys: sealapi.GaloisKeys) -> sealapi.Ciphertext:
+        """``cipher`` with every slot moved to the place ``step`` before it. ``keys``: for this step."""
+        found = sealapi.Ciphertext()
+        self._evaluator.rotate_vector(cipher, step, keys, found)
+        return found
+
     def total(self, cipher: sealapi.Ciphertext, period: int, keys: sealapi.GaloisKeys) -> sealapi.Ciphertext:
         """In every slot the sum of one period, where slots repeat with ``period``, a power of two. ``keys``: for all
         smaller powers of two."""
         found = cipher
         for step in (2**power for power in range(period.bit_length() - 1)):
-            moved = sealapi.Ciphertext()
-            self._evaluator.rotate_vector(found, step, keys, moved)
-            found = self.add(found, moved)
+            found = self.add(found, self.rotated(found, step, keys))
         return found
 
     def read(self, body: bytes, sender: str, level: int, scale: float) -> sealapi.Ciphertext:
@@ -302,6 +314,7 @@ class Opener:
         generator = sealapi.KeyGenerator(scheme.context)
         self._generator = generator
         self._decryptor = sealapi.Decryptor(scheme.context, generator.secret_key())
+        self._sealer = sealapi.Encryptor(scheme.context, generator.secret_key())
 
     def __repr__(self) -> str:
         return f"Opener({self.scheme.parameters})"
@@ -321,15 +334,41 @@ class Opener:
         """What rotating slots by ``steps`` needs."""
         found = sealapi.GaloisKeys()
         # The binding takes Galois elements: a rotation by s slots is x -> x^(3^s).
-        degree = self.scheme.parameters.degree
-        self._generator.create_galois_keys([pow(3, step, 2 * degree) for step in steps], found)
+        self._generator.create_galois_keys([self.scheme.element(step) for step in steps], found)
+        return found
+
+    def seal(self, values: Values, level: int, scale: float) -> sealapi.Ciphertext:
+        """``values`` [slots], encrypted with the secret key: in half the time of the public one, with less error."""
+        found = sealapi.Ciphertext()
+        self._sealer.encrypt_symmetric(self.scheme.encode(values, level, scale), found)
+        return found
+
+    def plain(self, cipher: sealapi.Ciphertext) -> sealapi.Plaintext:
+        """What ``cipher`` holds, not decoded."""
+        found = sealapi.Plaintext()
+        self._decryptor.decrypt(cipher, found)
         return found
 
     def open(self, cipher: sealapi.Ciphertext) -> Values:
         """The slots, float64 [slots]."""
-        plain = sealapi.Plaintext()
-        self._decryptor.decrypt(cipher, plain)
-        return self.scheme.decode(plain)
+        return self.scheme.decode(self.plain(cipher))
+
+
+def read_rotations(scheme: Scheme, body: bytes, sender: str, steps: Sequence[int]) -> sealapi.GaloisKeys:
+    """The keys for rotations by ``steps`` that ``sender`` sent. Raises PeerFault, also where one is missing."""
+    most = most_rotations(scheme.parameters, len(steps))
+    found = restored(sealapi.GaloisKeys, scheme.context, body, sender, most)
+    missing = [step for step in steps if not found.has_key(scheme.element(step))]
+    if missing:
+        raise PeerFault(sender, "ciphertext", f"no key for a rotation by {missing[0]} slots")
+    return found
+
+
+def most_rotations(parameters: Parameters, steps: int) -> int:
+    """Bytes of the keys for so many rotations, at most."""
+    primes = len(parameters.bits)
+    # The list has a place for each element, and 8 bytes where there is no key.
+    return steps * primes * parameters.most_bytes(primes) + 8 * parameters.degree + _HEADER
 
 
 def read_relinearisation(scheme: Scheme, body: bytes, sender: str) -> sealapi.RelinKeys:

@@ -36,11 +36,13 @@ KIND: Final = Kind(
     options=TransferOptions,
     make=make,
     seen={
-        "keys": "a public key, and how many features the sender has",
+        "features": "how many features the sender has",
+        "keys": "a public key, and keys with which slots under it are rotated",
         "matrix": "nothing: the sender's vectors (and labels) of the common rows, encrypted under its own key",
-        "masked": "the key holder decrypts noise: every slot has a mask of its own, up to 2^mask_distance_log2",
+        "masked": "nothing: the key holder decrypts a polynomial that is uniform over the whole modulus",
         "sums": "the receiver's own gradient over all common rows, with the key holder's noise; over many steps these "
-        "are many sums of the same rows, and what they tell together is not bounded",
+        "are many sums of the same rows, and what they tell together is not bounded. Whoever departs from the protocol "
+        "gets as many other sums of the peer's vectors instead",
     },
     load=load,
 )

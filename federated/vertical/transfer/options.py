@@ -17,8 +17,8 @@ class TransferOptions:
     ``hidden``: length of the vectors in which the parties' users are compared. ``gamma``: weight of how near both
     vectors of a common user must be; to be chosen on rows held out. ``steps``: over all common rows each. ``rate``
     (over 1 + gamma), ``momentum``: of a step. ``l2``: weight of half the squared weights. ``clip``: standardised
-    features beyond it are cut. ``every``: steps from one checkpoint to the next. ``precision``: standard deviation that
-    masks may add to a mean gradient. ``noise``: standard deviation of what a key holder adds to it.
+    features beyond it are cut. ``every``: steps from one checkpoint to the next. ``noise``: standard deviation of
+    what a key holder adds to a mean gradient.
     """
 
     hidden: int = 8
@@ -29,7 +29,6 @@ class TransferOptions:
     l2: float = 1e-3
     clip: float = 3.0
     every: int = 20
-    precision: float = 2.0**-13
     noise: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -42,7 +41,6 @@ class TransferOptions:
             ("momentum", 0.0, 0.999),
             ("l2", 0.0, 1e3),
             ("clip", 0.1, 100.0),
-            ("precision", 2.0**-30, 0.1),
             ("noise", 1e-9, 1.0),
         ):
             value = getattr(self, name)

@@ -1,6 +1,6 @@
 """Guest and host of a transfer. Both do the same, each under its own key and the other's (``sealed``).
 
-    first        both ways   ``keys``: a public key, and how many features the sender has
+    first        both ways   ``features``: how many the sender has; then ``keys``: a public key, and keys of rotations
     each step    both ways   ``matrix``, then ``masked``, then ``sums``
     each ``every`` steps     a checkpoint at both
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.ckks import Sealer, stored
 from federated.vertical.kinds import Setup
 from federated.vertical.linear.solver import Scaling
 from federated.vertical.parties import (
@@ -36,11 +34,9 @@ from federated.vertical.transfer.model import GuestModel, HostModel, inputs_of
 from federated.vertical.transfer.options import TransferOptions
 from federated.vertical.transfer.sealed import Owner, Plan, Weigher
 from federated.vertical.transfer.sides import GuestSide, HostSide, first_weights
-from federated.vertical.wire import Bytes, Int, pack, unpack
+from federated.vertical.wire import Int, pack, unpack
 
 Values = npt.NDArray[np.float64]
-
-MOST_KEY: Final = 2**24
 
 
 def drawn_seed(draw: Draw) -> int:
@@ -99,10 +95,10 @@ def guest(
 ) -> Role[PartResult]:
     """The party with the labels."""
     scaling, side = guest_side(options, setup, drawn_seed(draw))
-    plan, peer = Plan(options, side.common), setup.one("host")
-    yield from _train(side, plan, peer, state, draw)
+    peer = setup.one("host")
+    figures = yield from _train(side, peer, state, draw)
     model = GuestModel(scaling, side.weights, side.phi(), peer)
-    return PartResult(_figures(side, plan), model.dump())
+    return PartResult(figures, model.dump())
 
 
 def host(
@@ -110,45 +106,41 @@ def host(
 ) -> Role[PartResult]:
     """The party whose customers are to be scored."""
     scaling, side = host_side(options, setup, drawn_seed(draw))
-    plan = Plan(options, side.common)
-    yield from _train(side, plan, setup.one("guest"), state, draw)
-    return PartResult(_figures(side, plan), HostModel(scaling, side.weights).dump())
+    figures = yield from _train(side, setup.one("guest"), state, draw)
+    return PartResult(figures, HostModel(scaling, side.weights).dump())
 
 
 def _train(
-    side: GuestSide | HostSide, plan: Plan, peer: str, state: bytes | None, draw: Draw
-) -> Generator[Effect, Incoming | None, None]:
+    side: GuestSide | HostSide, peer: str, state: bytes | None, draw: Draw
+) -> Generator[Effect, Incoming | None, dict[str, float | int | str]]:
+    """All steps that are left; figures to show."""
     if state is not None:
         side.restore(state)
-    options = side.options
-    if side.step >= options.steps:
-        return
-    owner = Owner(plan, peer, draw)
-    yield Send(
-        peer, "keys", pack({"public": stored(owner.opener.public()), "features": len(side.weights) - 1})
-    )
-    fields = unpack(
-        (yield from receive(peer, "keys")),
-        peer,
-        {"public": Bytes(MOST_KEY), "features": Int(1, MOST_COLUMNS)},
-    )
-    features: int = fields["features"]
-    try:
-        check_rows(side.common, features)
-    except ValueError as error:
-        raise PeerFault(peer, "features", str(error)) from None
-    weigher = Weigher(plan, Sealer.of(plan.scheme, fields["public"], peer), peer, draw)
+    options, features = side.options, len(side.weights) - 1
+    own = Plan(options, side.common, features)
+    if side.step < options.steps:
+        yield Send(peer, "features", pack({"features": features}))
+        body = yield from receive(peer, "features")
+        count: int = unpack(body, peer, {"features": Int(1, MOST_COLUMNS)})["features"]
+        try:
+            check_rows(side.common, count)
+            owner = Owner(Plan(options, side.common, count), peer, draw)
+        except ValueError as error:
+            raise PeerFault(peer, "features", str(error)) from None
+        yield Send(peer, "keys", owner.keys())
+        weigher = Weigher(own, (yield from receive(peer, "keys")), peer, draw)
     while side.step < options.steps:
         yield Send(peer, "matrix", owner.sealed(side.message()))
-        weights, own = side.needs()
-        masked, masks = weigher.hidden((yield from receive(peer, "matrix")), weights)
+        weights, near = side.needs()
+        masked, mask = weigher.hidden((yield from receive(peer, "matrix")), weights)
         yield Send(peer, "masked", masked)
-        yield Send(peer, "sums", owner.answer((yield from receive(peer, "masked")), features))
-        sums = weigher.sums((yield from receive(peer, "sums")), masks)
-        side.move((sums + own) / side.common)
+        yield Send(peer, "sums", owner.answer((yield from receive(peer, "masked"))))
+        sums = weigher.sums((yield from receive(peer, "sums")), mask)
+        side.move((sums + near) / side.common)
+        yield Progress(side.step, options.steps, "steps")
         if side.step % options.every == 0 or side.step == options.steps:
             yield Checkpoint(side.step, side.state())
-            yield Progress(side.step, options.steps, "steps")
+    return _figures(side, own)
 
 
 def _features(options: TransferOptions, setup: Setup, rest: bool) -> tuple[Scaling, Values]:
@@ -164,4 +156,7 @@ def _figures(side: GuestSide | HostSide, plan: Plan) -> dict[str, float | int | 
         "common rows": side.common,
         "rows learned from": len(side.features),
     }
-    return found | plan.figures(len(side.weights) - 1)
+    return found | {
+        "protection": "CKKS, each party's own key; masks uniform over the modulus",
+        "noise_over_error": round(plan.flooding, 1),
+    }
