@@ -161,7 +161,6 @@ def signer(
     side = yield from _begun(peer, arrange, terms, first, draw, folder, state)
     if key is None:
         key = private_key(side.private) if side.private else generate(bits)
-    yield Log(f"signatures by {way()}")
     side.private = key.to_bytes()
     session, width = side.session, key.public.width
     if side.key is None:
@@ -172,6 +171,7 @@ def signer(
         side.key = key.public
     elif side.key != key.public:
         raise ValueError("the checkpoint is of another key")
+    yield Log(f"signatures by {way()}")
     kept = MemoryCache() if cache is None else cache
     own = side.members.chunks(terms.chunk, side.start)
     for number in side.rounds():
