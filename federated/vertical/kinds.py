@@ -88,7 +88,9 @@ class Kind(Generic[Options]):
     ``options``: a frozen dataclass with defaults, simple fields. ``make(options, setup)`` gives the function that
     makes this party's role (checkpoint's state or None -> role with a PartResult); it raises ValueError for options or
     tables that do not fit. ``aligned``: tables are aligned before. ``seen``: for each kind of message, what its
-    receiver learns from it, in plain words. ``load``: the part that ``PartResult.model`` holds.
+    receiver learns from it, in plain words. ``load``: the part that ``PartResult.model`` holds; without it there is none
+    that answers. ``findings``: what ``PartResult.model`` says, as JSON; its ``tables`` (rows as objects, by title) are for
+    people, its ``columns`` those that are kept.
     """
 
     name: str
@@ -99,3 +101,4 @@ class Kind(Generic[Options]):
     seen: Mapping[str, str]
     aligned: bool = True
     load: Callable[[bytes], HostPart | GuestPart] | None = None
+    findings: Callable[[bytes], Mapping[str, Any]] | None = None

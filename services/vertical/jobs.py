@@ -14,6 +14,7 @@ from federated.vertical.kinds import Kind
 
 KINDS: Final[Mapping[str, str]] = {
     "psi": "federated.psi.kind:KIND",
+    "binning": "federated.vertical.binning.kind:KIND",
     "linear": "federated.vertical.linear.kind:KIND",
     "boosting": "federated.vertical.boosting.kind:KIND",
     "split": "federated.vertical.split.kind:KIND",

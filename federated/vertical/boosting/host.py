@@ -37,7 +37,7 @@ from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.boosting.trees import Splits
 from federated.vertical.histograms.bins import Codes, encode, fit_edges
 from federated.vertical.histograms.lanes import SLOTS, Bools, Ints, Lanes
-from federated.vertical.histograms.sealed import SumTask, masked_sums, read_key, sum_tasks
+from federated.vertical.histograms.sealed import SumTask, masked_sums, permutation, read_key, sum_tasks
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
     Checkpoint,
@@ -92,11 +92,6 @@ def make_host(options: BoostingOptions, setup: Setup, draw: Draw = os.urandom) -
         return _Host(options, setup, draw, edges, codes, candidates, model).run()
 
     return make
-
-
-def permutation(count: int, draw: Draw) -> Ints:
-    """A random order of ``count`` things that nobody else can know: sorted by 64 random bits each."""
-    return np.argsort(np.frombuffer(draw(8 * count), "<u8"), kind="stable").astype(np.int64)
 
 
 @dataclass(slots=True)

@@ -118,6 +118,11 @@ def uniform(draw: Draw, count: int = SLOTS) -> Ints:
     return numbers[:count]
 
 
+def permutation(count: int, draw: Draw) -> Ints:
+    """A random order of ``count`` things that nobody else can know: sorted by 64 random bits each."""
+    return np.argsort(np.frombuffer(draw(8 * count), "<u8"), kind="stable").astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class SumTask:
     """Masked sums of some candidates over one node, for a worker: all of it plain bytes.

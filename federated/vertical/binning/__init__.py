@@ -1,0 +1,1 @@
+"""Weight of evidence and information value of all parties' columns: one level of encrypted histograms."""
