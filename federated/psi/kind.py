@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, get_args
 
@@ -13,7 +13,8 @@ from federated.psi.filters import LEAST_BITS as LEAST_FILTER_BITS
 from federated.psi.filters import MOST_BITS as MOST_FILTER_BITS
 from federated.psi.hashing import MOST_IDS
 from federated.psi.ids import Case, IdRule, Ids, normalise
-from federated.psi.members import MemoryMembers
+from federated.psi.members import Arrange, MemoryMembers
+from federated.psi.own import Own
 from federated.psi.power import way
 from federated.psi.rsa import LEAST_BITS, MOST_BITS
 from federated.psi.several import MOST_PARTIES, several
@@ -24,6 +25,8 @@ from federated.vertical.kinds import Count, Kind, Setup
 from federated.vertical.parties import Effect, Incoming, Log, Make, PartResult, Role
 
 Protocol = Literal["auto", "ecdh", "rsa", "ot", "unbalanced", "several"]
+ON_DISK: Final = ("ecdh", "rsa")
+"""Protocols whose sets and tags may lie on disk."""
 _LEARNS: Final[Mapping[str, Learns]] = {"both": "both", "guest": "first", "host": "second"}
 
 
@@ -64,12 +67,15 @@ class PsiOptions:
         return Terms(_LEARNS[self.learns], self.wants, rule, self.chunk, self.most)
 
 
-def make(options: PsiOptions, setup: Setup) -> Make:
+def make(options: PsiOptions, setup: Setup, own: Own | None = None) -> Make:
     """The function that makes this party's role. The guest is the first party, and the leader of several.
+
+    ``own``: what this party alone brings.
 
     Raises ValueError for options that the number of parties or the protocol does not allow; IdsRefused.
     """
-    if setup.table is None:
+    own = Own() if own is None else own
+    if setup.table is None and own.spool is None:
         raise ValueError(f"{setup.me} has no table: there is nothing to intersect")
     guest, hosts = setup.one("guest"), setup.named("host")
     parties = (guest, *hosts)
@@ -80,19 +86,21 @@ def make(options: PsiOptions, setup: Setup) -> Make:
         raise ValueError(
             f"{len(parties)} parties: {'several' if len(parties) > 2 else 'not several'} it must be"
         )
-    terms = options.terms()
+    if own.on_disk and protocol not in ON_DISK:
+        raise ValueError(f"{protocol} holds its set in memory; {' and '.join(ON_DISK)} may have it on disk")
+    terms = replace(options.terms(), budget=own.budget)
     if options.wants == "count" and protocol != "ecdh":
         raise ValueError(f"{protocol} gives ids, not a count alone; ecdh does")
     if options.learns == "host" and protocol == "several":
         raise ValueError("several parties: the guest learns the ids, or all do")
-    ids = normalise(setup.table.ids, terms.rule)
+    ids = None if own.spool is not None or setup.table is None else normalise(setup.table.ids, terms.rule)
     peer = hosts[0] if setup.me == guest else guest
     first = setup.me == guest
 
     def role(state: bytes | None) -> Role[PartResult]:
-        if ids.complaint:
+        if ids is not None and ids.complaint:
             yield Log(ids.complaint)
-        found = yield from _found(protocol, options, terms, setup, ids, parties, peer, first, state)
+        found = yield from _found(protocol, options, terms, setup, own, ids, parties, peer, first, state)
         signs = protocol == "rsa" and not asks(first, terms)
         return _result(protocol, ids, found, {"signed by": way()} if signs else {})
 
@@ -104,45 +112,83 @@ def _found(
     options: PsiOptions,
     terms: Terms,
     setup: Setup,
-    ids: Ids,
+    own: Own,
+    ids: Ids | None,
     parties: tuple[str, ...],
     peer: str,
     first: bool,
     state: bytes | None,
 ) -> Generator[Effect, Incoming | None, Found]:
-    arrange, workers = partial(MemoryMembers, ids), setup.workers
+    arrange: Arrange
+    if ids is not None:
+        arrange = partial(MemoryMembers, ids)
+    else:
+        assert own.spool is not None
+        arrange = partial(own.spool, terms.rule)
+    workers = setup.workers
+    folder = None if own.folder is None else own.folder(state is None)
     if protocol == "ecdh":
-        return (yield from ecdh(peer, arrange, terms, first=first, workers=workers, state=state))
+        return (
+            yield from ecdh(peer, arrange, terms, first=first, workers=workers, folder=folder, state=state)
+        )
     if protocol == "several":
         return (yield from several(setup.me, parties, arrange, terms, workers=workers))
     if protocol == "ot":
         return (yield from transfers(peer, arrange, terms, first=first))
     if protocol == "rsa":
+        bits = options.bits
         if asks(first, terms):
             found = asker(
-                peer, arrange, terms, first=first, least_bits=options.bits, workers=workers, state=state
+                peer,
+                arrange,
+                terms,
+                first=first,
+                least_bits=bits,
+                workers=workers,
+                folder=folder,
+                state=state,
             )
         else:
-            found = signer(peer, arrange, terms, first=first, bits=options.bits, workers=workers, state=state)
+            # What goes on from a checkpoint goes on with the key that is in it.
+            found = signer(
+                peer,
+                arrange,
+                terms,
+                own.signing_key(bits) if state is None else None,
+                first=first,
+                bits=bits,
+                cache=own.cache,
+                workers=workers,
+                folder=folder,
+                state=state,
+            )
         return (yield from found)
+    assert ids is not None
     if asks(first, terms):
-        result, _ = yield from unbalanced.asker(
-            peer, arrange, terms, first=first, least_bits=options.filter_bits, workers=workers
+        result, made = yield from unbalanced.asker(
+            peer,
+            arrange,
+            terms,
+            first=first,
+            held=own.filter_of(peer),
+            least_bits=options.filter_bits,
+            workers=workers,
         )
+        own.keep_filter(peer, made)
         return result
-    prepared = unbalanced.prepare(ids.values, options.filter_bits, workers=workers)
+    prepared = own.prepared(ids, options.filter_bits, workers)
     return (yield from unbalanced.owner(peer, ids, prepared, terms, first=first, workers=workers))
 
 
-def _result(protocol: str, ids: Ids, found: Found, more: Mapping[str, str]) -> PartResult:
+def _result(protocol: str, ids: Ids | None, found: Found, more: Mapping[str, str]) -> PartResult:
     figures: dict[str, float | int | str] = {
         "protocol": protocol,
         "ids": found.mine,
         "ids of the other": found.theirs,
-        "rows without an id": ids.empty.count,
-        "rows of an id before": ids.repeated.count,
         **more,
     }
+    if ids is not None:
+        figures |= {"rows without an id": ids.empty.count, "rows of an id before": ids.repeated.count}
     if found.count is not None:
         figures["common"] = found.count
     return PartResult(figures, rows=found.rows)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from federated.vertical.parties import PeerFault
+
+
+class Budget(Protocol):
+    """How much each peer may ask over all runs; ``Ledger`` in memory, ``services.psi.budget`` on disk."""
+
+    def spend(self, peer: str, count: int) -> None:
+        """Note ``count`` queries, for good before it returns. Raises PeerFault beyond the limit."""
+        ...
 
 
 @dataclass(slots=True)

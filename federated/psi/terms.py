@@ -25,6 +25,7 @@ from federated.psi.hashing import (
     tags,
 )
 from federated.psi.ids import IdRule
+from federated.psi.limits import Budget
 from federated.psi.members import Members
 from federated.vertical.parties import Draw, Effect, Incoming, PeerFault, Send, receive
 from federated.vertical.wire import Bytes, Int, Text, pack, unpack
@@ -44,7 +45,8 @@ class Terms:
     """``learns``: who learns the result. ``wants``: the ids of the intersection, or their count alone.
 
     ``first`` and ``second`` are the two parties in the order that the job names them. ``chunk``: ids in a message.
-    ``most``: how many ids of the peer are accepted: what a peer may ask is bounded by it.
+    ``most``: how many ids of the peer are accepted: what a peer may ask is bounded by it. ``budget``: what it may ask
+    over all runs; every run in which it learns something takes as many ids of it as its set has.
     """
 
     learns: Learns = "both"
@@ -52,6 +54,7 @@ class Terms:
     rule: IdRule = field(default_factory=IdRule)
     chunk: int = 8_192
     most: int = MOST_IDS
+    budget: Budget | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.learns not in ("both", "first", "second"):
@@ -100,7 +103,8 @@ class Session:
 def greet(
     me_first: bool, peer: str, protocol: str, terms: Terms, size: int, draw: Draw
 ) -> Generator[Effect, Incoming | None, Session]:
-    """Exchange terms, sizes and nonces. Raises PeerFault for other terms, and for a set beyond ``terms.most``."""
+    """Exchange terms, sizes and nonces. Raises PeerFault for other terms, and for a set beyond ``terms.most`` or what
+    is left of ``terms.budget``: nothing that depends on an id was sent by then."""
     if size > MOST_IDS:
         raise ValueError(f"{size} ids; at most {MOST_IDS}")
     nonce = draw(NONCE_BYTES)
@@ -117,6 +121,8 @@ def greet(
     theirs = bytes(told["nonce"])
     if theirs == nonce:
         raise PeerFault(peer, "nonce", "sent this side's own nonce back")
+    if terms.budget is not None and terms.i_learn(not me_first):
+        terms.budget.spend(peer, told["ids"])
     both = nonce + theirs if me_first else theirs + nonce
     key = hashlib.sha256(b"headwater-psi-session" + both + agreed.encode()).digest()
     return Session(key, size, told["ids"], tag_bytes(size, told["ids"]))

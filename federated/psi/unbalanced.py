@@ -81,6 +81,10 @@ class Prepared:
     def __repr__(self) -> str:
         return f"Prepared({len(self.values)} ids)"
 
+    def fits(self, ids: Ids) -> bool:
+        """Whether it was made of these ids, in this order."""
+        return list_digest(_PREPARED, ids.values) == self.ids
+
     def to_bytes(self) -> bytes:
         """To be kept by the owner alone."""
         return pack(
@@ -129,7 +133,7 @@ def owner(
     """
     if asks(first, terms):
         raise ValueError("the party that learns the result is the asker")
-    if list_digest(_PREPARED, ids.values) != prepared.ids:
+    if not prepared.fits(ids):
         raise ValueError("the ids are not those that were prepared: prepare anew")
     session = yield from greet(first, peer, "unbalanced", terms, len(ids), draw)
     if ledger is not None:
