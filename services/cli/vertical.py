@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli import answers
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
@@ -368,3 +369,6 @@ def _refusals() -> Iterator[None]:
     except ValueError as error:
         # A role refuses what it was given: ids that are none, batches that would tell labels.
         raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the table or the job's options.") from error
+
+
+answers.register(app, _config, _refusals)

@@ -2,199 +2,273 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from starlette.applications import Starlette
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
-from federated.psi.ids import IdRefused
-from services.api.auth import Keys, presented
-from services.api.bodies import Body, json_response, read_body
+from federated.psi.ids import IdRefused, IdRule
+from services.api.bodies import Body, json_response
+from services.api.documents import Documented, Json
 from services.api.gate import Gate
+from services.api.health import RETRY_AFTER_S, Dependency
 from services.api.problems import FieldProblem, Problem
+from services.federation.requests import read_within
 from services.vertical.serving.audit import AuditLog
-from services.vertical.serving.guest import Answer, ServingGuest
+from services.vertical.serving.bodies import Live, Prediction, PredictionRequest, Predictions, Ready
+from services.vertical.serving.callers import Callers
+from services.vertical.serving.guest import NOT_THERE, Answer, ServingGuest, off_loop
+from services.vertical.serving.metrics import ServingMetrics
+from services.vertical.serving.tokens import value_of
 
 MOST_BODY: Final = 4 * 2**20
+BODY_S: Final = 10.0
 MOST_AT_ONCE: Final = 64
-"""Requests under way; more are told to come again."""
-OPEN: Final = "anybody on this machine"
+"""Requests under way, those whose bodies are still arriving among them; more are told to come again."""
+VERSION: Final = "1"
+DESCRIPTION: Final = (
+    "Joint inference: the guest asks every host for its share of each score within a deadline; past it, or for ids that"
+    " a host does not know, the guest's part of the model answers alone and says `degraded`. Errors are"
+    " application/problem+json with a stable `code`.\n\n"
+    "What an answer gives away: `not_found` says that the guest has no such row. `degraded` of a row while all hosts"
+    " answered says that a host has no such row: whoever has a key here can ask who is a customer there."
+    " Hosts bound rows a minute (`serve.most_rows_a_minute`), may answer for the rows of the training alone"
+    ' (`serve.rows = "joint"`), and, like the guest, write down each id that is asked for.'
+)
+_PATH: Final = "/v1/predictions"
 
 
-class Ask(msgspec.Struct, forbid_unknown_fields=True):
-    """``ids``: of the guest's table. ``deadline_ms``: at most, and without it, that of the settings."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of one endpoint. ``job``: the kind of the model. ``deadline_s``: for hosts, at most."""
 
-    ids: list[str]
-    deadline_ms: int | None = None
-
-
-class Metrics:
-    """Counters in a registry of their own."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "headwater_vertical_requests",
-            "Requests answered, by method, route and status.",
-            ("method", "route", "status"),
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "headwater_vertical_request_seconds",
-            "Time from a request's head to its last reply byte.",
-            ("route",),
-            registry=self.registry,
-        )
-        self.rows = Counter(
-            "headwater_vertical_rows", "Rows answered, by how.", ("how",), registry=self.registry
-        )
-        self.hosts = Counter(
-            "headwater_vertical_host_answers",
-            "Questions to hosts, by what became of them.",
-            ("host", "outcome"),
-            registry=self.registry,
-        )
-
-    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+    job: str
+    rule: IdRule
+    deadline_s: float
+    most_ids: int
 
 
-class Predictions:
+class PredictionRoutes:
     """The routes of one guest."""
 
     def __init__(
-        self,
-        guest: ServingGuest,
-        audit: AuditLog,
-        metrics: Metrics,
-        *,
-        job: str,
-        run: str,
-        deadline_s: float,
-        most_ids: int,
+        self, guest: ServingGuest, audit: AuditLog, metrics: ServingMetrics, callers: Callers, terms: Terms
     ) -> None:
         self._guest, self._audit, self._metrics = guest, audit, metrics
-        self._model = {"job": job, "run": run}
-        self._deadline_s, self._most_ids = deadline_s, most_ids
-        self._body: Body[Ask] = Body(msgspec.json.Decoder(Ask))
+        self._callers, self._terms = callers, terms
+        self._body: Body[PredictionRequest] = Body(msgspec.json.Decoder(PredictionRequest))
         self._under_way = 0
+        metrics.reached(guest.reach, lambda name: float(not guest.reach[name].trouble(guest.loaded.run)))
+        metrics.gauge(
+            "headwater_vertical_audit_bytes", "Size of the audit log, older lines included.", audit.size
+        )
+        metrics.gauge(
+            "headwater_vertical_under_way", "Requests that are being answered.", lambda: self._under_way
+        )
 
     async def predict(self, request: Request) -> Response:
         """Scores of ids, by all parties or, past the deadline, by the guest's part alone."""
         began_s = time.perf_counter()
-        ask = self._body.decode(await read_body(request, MOST_BODY))
-        self._check(ask)
-        who = _who(request)
-        digest = self._audit.digest(one.encode() for one in ask.ids)
         if self._under_way >= MOST_AT_ONCE:
-            self._audit.write(who, len(ask.ids), digest, "overloaded")
             raise Problem("overloaded", retry_after_s=1.0)
-        deadline_s = min(self._deadline_s, (ask.deadline_ms or math.inf) / 1_000)
-        request_id: str = request.scope["request_id"]
         self._under_way += 1
         try:
-            answer = await self._guest.answer(ask.ids, deadline_s, request_id)
-        except IdRefused as error:
-            self._audit.write(who, len(ask.ids), digest, "refused")
-            raise Problem("invalid_value", errors=(FieldProblem("ids", f"an id {error}"),)) from error
+            ask = self._body.decode(await read_within(request, MOST_BODY, BODY_S))
+            who, request_id = self._callers.name(request.scope["headers"]), request.scope["request_id"]
+            answer = await self._answer(ask, who, request_id)
         finally:
             self._under_way -= 1
-        degraded = bool(answer.degraded.any())
-        self._audit.write(
-            who, len(ask.ids), digest, "degraded" if degraded else "answered", request_id=request_id
-        )
-        self._count(answer)
         return json_response(
-            {
-                "request_id": request_id,
-                "model": self._model,
-                "degraded": degraded,
-                "took_ms": round(1_000 * (time.perf_counter() - began_s), 2),
-                "hosts": dict(answer.hosts),
-                "predictions": _rows(ask.ids, answer),
-            }
+            Predictions(
+                request_id,
+                self._terms.job,
+                answer.run,
+                bool(answer.degraded.any()),
+                round(1_000 * (time.perf_counter() - began_s), 2),
+                dict(answer.hosts),  # type: ignore[arg-type]
+                _rows(ask.ids, answer),
+            )
         )
 
-    def _check(self, ask: Ask) -> None:
+    async def _answer(self, ask: PredictionRequest, who: str, request_id: str) -> Answer:
+        """The answer, once it is written down. Raises Problem."""
+        count = len(ask.ids)
+        self._check(ask)
+        values, problems = await off_loop(count, lambda: _values(ask.ids, self._terms.rule))
+        if problems:
+            with _written_down():
+                self._audit.refuse(who, count, "refused", request_id=request_id)
+            raise Problem("invalid_value", errors=problems)
+        marks = await off_loop(count, lambda: self._audit.marks(values))
+        deadline_s = min(self._terms.deadline_s, (ask.deadline_ms or math.inf) / 1_000)
+        try:
+            answer = await self._guest.answer(values, deadline_s, request_id)
+        except BaseException:
+            # Hosts may have answered already, so their logs have it.
+            self._audit.write(who, count, marks, "failed", request_id=request_id)
+            raise
+        outcome = "degraded" if answer.degraded.any() else "answered"
+        with _written_down():
+            self._audit.write(who, count, marks, outcome, request_id=request_id, run=answer.run)
+        self._count(answer)
+        return answer
+
+    def _check(self, ask: PredictionRequest) -> None:
         if not ask.ids:
             raise Problem.field("invalid_value", "ids", "must not be empty")
-        if len(ask.ids) > self._most_ids:
-            raise Problem("body_too_large", f"At most {self._most_ids} ids are taken at once.")
+        if len(ask.ids) > self._terms.most_ids:
+            raise Problem("body_too_large", f"At most {self._terms.most_ids} ids are taken at once.")
         if ask.deadline_ms is not None and ask.deadline_ms <= 0:
             raise Problem.field("invalid_value", "deadline_ms", "must be above 0")
 
     def _count(self, answer: Answer) -> None:
         alone, here = int(answer.degraded.sum()), int(answer.found.sum())
-        self._metrics.rows.labels("joint").inc(here - alone)
-        self._metrics.rows.labels("degraded").inc(alone)
-        self._metrics.rows.labels("not_found").inc(len(answer.found) - here)
-        for name, outcome in answer.hosts.items():
-            self._metrics.hosts.labels(name, outcome).inc()
+        reasons = set(answer.hosts.values()) - {"answered", "not-asked"} or {NOT_THERE}
+        self._metrics.answered(here - alone, alone, len(answer.found) - here, reasons if alone else ())
 
     async def live(self, request: Request) -> Response:
-        """The process is there."""
-        return json_response({"status": "ok"})
+        """Whether the process answers at all."""
+        return json_response(Live())
 
     async def ready(self, request: Request) -> Response:
-        """The model is loaded, since it is before anything is listened to; hosts may be late, answers then degrade."""
-        return json_response({"status": "ok", "model": self._model})
+        """Whether hosts are reached and have this model. A host that is not reached makes answers worse, not wrong, so
+        it is told with 200: taking this guest out of service would make them worse still."""
+        run = self._guest.loaded.run
+        troubles = {name: reach.trouble(run) for name, reach in self._guest.reach.items()}
+        looked = all(reach.looked for reach in self._guest.reach.values())
+        dependencies = {name: Dependency(not trouble, trouble) for name, trouble in troubles.items()}
+        if not looked:
+            response = json_response(Ready("not_ready", self._terms.job, run, dependencies), 503)
+            response.headers["Retry-After"] = RETRY_AFTER_S
+            return response
+        status = "degraded" if any(troubles.values()) else "ready"
+        return json_response(Ready(status, self._terms.job, run, dependencies))  # type: ignore[arg-type]
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
-        return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4")
+        """All metrics in Prometheus' text format."""
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-
-def _rows(ids: list[str], answer: Answer) -> list[dict[str, Any]]:
-    single = answer.scores.ndim == 1
-    rows: list[dict[str, Any]] = []
-    for place, one in enumerate(ids):
-        row: dict[str, Any] = {"id": one, "status": "present" if answer.found[place] else "not_found"}
-        if answer.found[place]:
-            score = answer.scores[place]
-            row |= (
-                {"score": float(score)} if single else {"scores": [float(value) for value in np.ravel(score)]}
+    def router(self, documented: Documented) -> APIRouter:
+        """All routes."""
+        router = APIRouter()
+        asked = documented.operation(takes=PredictionRequest, gives=Predictions)
+        asked["responses"]["408"] = asked["responses"]["413"] | {
+            "description": "The body did not arrive in time"
+        }
+        router.add_api_route(
+            _PATH,
+            self.predict,
+            methods=["POST"],
+            operation_id="predict",
+            openapi_extra=asked,
+            tags=["predictions"],
+        )
+        for path, endpoint, name, gives, statuses in (
+            ("/health/live", self.live, "live", Live, ("200",)),
+            ("/health/ready", self.ready, "ready", Ready, ("200", "503")),
+        ):
+            reply = {"content": {"application/json": {"schema": documented.ref(gives)}}}
+            told = {"responses": {status: {"description": gives.__name__, **reply} for status in statuses}}
+            router.add_api_route(
+                path, endpoint, methods=["GET"], operation_id=name, openapi_extra=told, tags=["operation"]
             )
-            row["degraded"] = bool(answer.degraded[place])
-        rows.append(row)
+        router.add_api_route(
+            "/metrics", self.metrics, methods=["GET"], operation_id="metrics", tags=["operation"]
+        )
+        return router
+
+
+@contextmanager
+def _written_down() -> Iterator[None]:
+    """What cannot be written down is not answered."""
+    try:
+        yield
+    except OSError as error:
+        raise Problem(
+            "unavailable", "The audit log cannot be written, so nothing is answered.", retry_after_s=5.0
+        ) from error
+
+
+def _values(ids: Sequence[str], rule: IdRule) -> tuple[list[bytes], list[FieldProblem]]:
+    """The normalised forms of ``ids``, and what is wrong with those that have none."""
+    values: list[bytes] = []
+    problems: list[FieldProblem] = []
+    for place, text in enumerate(ids):
+        try:
+            values.append(value_of(text, rule))
+        except IdRefused as error:
+            problems.append(FieldProblem(f"ids[{place}]", str(error)))
+    return values, problems
+
+
+def _rows(ids: Sequence[str], answer: Answer) -> list[Prediction]:
+    rows: list[Prediction] = []
+    single = answer.scores.ndim == 1
+    places = zip(ids, answer.found.tolist(), answer.degraded.tolist(), answer.scores, strict=True)
+    for one, found, degraded, score in places:
+        if not found:
+            rows.append(Prediction(one, "not_found"))
+        elif single:
+            rows.append(Prediction(one, "present", score=float(score), degraded=degraded))
+        else:
+            rows.append(Prediction(one, "present", scores=np.ravel(score).tolist(), degraded=degraded))
     return rows
 
 
-def _who(request: Request) -> str:
-    """The beginning of the key's digest, as the settings have it; the key itself is never written."""
-    key = next(presented(request.scope["headers"]), None)
-    return OPEN if key is None else f"key {hashlib.sha256(key).hexdigest()[:12]}"
+@dataclass(frozen=True)
+class Assembled:
+    """The ASGI app to serve, and the FastAPI app inside it with its documented types."""
+
+    asgi: ASGIApp
+    fastapi: FastAPI
+    documented: Documented
+
+    def document(self) -> Json:
+        """The OpenAPI document."""
+        return self.documented.document(self.fastapi)
 
 
-def predictions_app(routes: Predictions, keys: Keys, metrics: Metrics) -> ASGIApp:
-    """The whole ASGI application. ``keys``: whoever has one of scope read may ask."""
-    app = Starlette(
-        routes=[
-            Route("/v1/predictions", routes.predict, methods=["POST"]),
-            Route("/health/live", routes.live, methods=["GET"]),
-            Route("/health/ready", routes.ready, methods=["GET"]),
-            Route("/metrics", routes.metrics, methods=["GET"]),
-        ],
-        exception_handlers={HTTPException: _http_problem, Problem: _problem},
+def assemble(routes: PredictionRoutes, callers: Callers, metrics: ServingMetrics) -> Assembled:
+    """All routes behind the gate: whoever has a key of scope read may ask."""
+    documented = Documented()
+    app = FastAPI(
+        title="Headwater joint inference",
+        version=VERSION,
+        description=DESCRIPTION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
+    app.include_router(routes.router(documented))
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HTTPException, _http_problem)
+    known = {_PATH, "/health/live", "/health/ready", "/metrics", "/openapi.json"}
 
     def admit(scope: Scope) -> None:
         if scope["path"].startswith("/v1/"):
-            keys.check(scope["headers"], "read")
+            callers.check(scope["headers"])
 
-    known = {"/v1/predictions", "/health/live", "/health/ready", "/metrics"}
-    return Gate(app, {}, admit, metrics, lambda scope: scope["path"] if scope["path"] in known else "other")
+    def route_of(scope: Scope) -> str:
+        return scope["path"] if scope["path"] in known else "other"
+
+    assembled = Assembled(Gate(app, {}, admit, metrics, route_of), app, documented)
+
+    async def openapi(request: Request) -> Response:
+        return json_response(assembled.document())
+
+    app.add_api_route("/openapi.json", openapi, methods=["GET"], include_in_schema=False)
+    return assembled
 
 
 async def _problem(request: Request, error: Exception) -> Response:
@@ -203,10 +277,10 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
+    """The router's own refusals."""
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    if code is None:
-        return PlainTextResponse("", error.status_code)
-    response = Problem(code).response(request.scope.get("request_id", ""))
-    response.headers.update(error.headers or {})
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    response = Problem(code).response(request.scope["request_id"])
+    if error.headers and "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
     return response

@@ -1,93 +1,91 @@
 """A host's end of joint inference: answers a guest with its share for the rows that are asked for by name.
 
-Codes of failures: ``unknown`` (no such party or method), ``malformed``, ``another-model`` (the parts are of different
-runs), ``internal``, ``too-many`` (more rows than this host takes at once, or in a minute).
+Codes of failures: ``unknown`` (no such party or method), ``malformed`` (no request of this version), ``another-model``
+(this host has no part of the guest's run), ``internal``, ``too-many`` (more rows than this host takes at once, or in a
+minute); and those of ``services.rpc.server``.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from federated.psi.ids import IdRule
 from federated.vertical.tables import Table
 from services.rpc.security import KeyPair, Security
-from services.rpc.server import Call, RpcServer
+from services.rpc.server import BUSY, LATE, TOO_LARGE, Call, RpcServer
 from services.vertical.network import Peer
 from services.vertical.serving.audit import AuditLog
-from services.vertical.serving.tokens import TOKEN_BYTES, Naming, names_in
+from services.vertical.serving.parts import Parts
+from services.vertical.serving.quota import Quota
+from services.vertical.serving.tokens import TOKEN_BYTES, Naming, names_in, value_of
 
 METHOD: Final = "partial"
+HELLO: Final = "hello"
+MOST_NONCE: Final = 32
+CODES: Final = frozenset(
+    {"unknown", "malformed", "another-model", "internal", "too-many", BUSY, LATE, TOO_LARGE}
+)
+"""All codes that an honest host may answer with."""
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """A guest's request; the names [N, 16] come as its array. ``run``: of the guest's part of the model."""
+    """A guest's request; the names [N, 16] come as its array. ``run``: of the guest's part of the model. ``nonce``:
+    comes back with the share, so that one of another request is not taken for this one's."""
 
     run: str
     request_id: str
+    nonce: bytes = b""
 
 
 class Share(msgspec.Struct, array_like=True, frozen=True):
     """The answer: with an array of truth values [N] (rows that are here), and the share [n, ...] of those that are."""
 
     run: str
+    nonce: bytes = b""
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to HELLO: the runs whose parts this host has, the newest first."""
+
+    runs: tuple[str, ...]
 
 
 _asks = msgspec.msgpack.Decoder(Ask)
 
 
-class Rate:
-    """At most ``most`` rows in each minute, by party: shares of many chosen rows tell of a host's columns."""
-
-    def __init__(self, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._monotonic = most, monotonic
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def take(self, party: str, rows: int) -> bool:
-        """Whether ``party`` may ask for so many rows now; they are counted then."""
-        now = self._monotonic()
-        left, at = self._left.get(party, (float(self._most), now))
-        left = min(float(self._most), left + (now - at) * self._most / 60.0)
-        if rows > left:
-            self._left[party] = left, now
-            return False
-        self._left[party] = left - rows, now
-        return True
-
-
 class ServingHost:
-    """Answers the guests among ``peers``. ``part`` is this host's (``HostPart``), ``table`` all of its rows."""
+    """Answers the guests among ``peers`` for the rows of ``table``."""
 
     def __init__(
         self,
         listen: str,
         keys: KeyPair,
         guests: Mapping[str, Peer],
-        part: Any,
-        run: str,
+        parts: Parts,
         table: Table,
         audit: AuditLog,
         *,
         rule: IdRule,
         most_rows: int,
-        rate: Rate,
+        quota: Quota,
     ) -> None:
         """Raises ZMQError where ``listen`` cannot be had, IdRefused for a row whose id is none."""
-        self._part, self._run, self._table, self._audit = part, run, table, audit
-        self._most_rows, self._rate = most_rows, rate
+        self._parts, self._table, self._audit = parts, table, audit
+        self._most_rows, self._quota = most_rows, quota
         self._guests = {peer.key.hex(): name for name, peer in guests.items()}
         self._rows: dict[str, dict[bytes, int]] = {}
         for name, peer in guests.items():
             naming = Naming(keys, peer.key, rule)
-            self._rows[name] = {naming.of(one): row for row, one in enumerate(table.ids)}
+            self._rows[name] = {naming.token(value_of(one, rule)): row for row, one in enumerate(table.ids)}
         allowed = frozenset(peer.key for peer in guests.values())
         self._server = RpcServer(listen, Security(keys.public, keys, keys, allowed))
 
@@ -110,38 +108,59 @@ class ServingHost:
 
     def _answer(self, call: Call) -> None:
         guest = self._guests.get(call.key)
-        if guest is None or call.request.method != METHOD:
+        if guest is None or call.request.method not in (METHOD, HELLO):
             self._server.fail(call, "unknown", "no such party, or no such method")
+            return
+        if call.request.method == HELLO:
+            self._server.answer(call, _encoder.encode(Hello(self._parts.runs)))
             return
         try:
             ask = _asks.decode(call.request.body)
-            (names,) = call.request.arrays
-            if names.dtype != np.uint8 or names.ndim != 2 or names.shape[1] != TOKEN_BYTES:
-                raise ValueError("names of another form")
+            names = _names(call.request.arrays)
+            if len(ask.nonce) > MOST_NONCE:
+                raise ValueError("a nonce of another length")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-            self._audit.write(guest, 0, "", "malformed")
+            self._audit.refuse(guest, 0, "malformed")
             self._server.fail(call, "malformed", "no request of this version")
             return
-        wanted = names_in(names)
-        digest = self._audit.digest(wanted)
-        told = {"request_id": ask.request_id[:64]}
-        if ask.run != self._run:
-            self._audit.write(guest, len(wanted), digest, "another-model", **told)
-            self._server.fail(call, "another-model", f"this host's part is of run {self._run}")
+        self._share(call, guest, ask, names)
+
+    def _share(self, call: Call, guest: str, ask: Ask, names: npt.NDArray[np.uint8]) -> None:
+        count, told = len(names), {"request_id": ask.request_id[:64]}
+        loaded = self._parts.of(ask.run)
+        if loaded is None:
+            self._audit.refuse(guest, count, "another-model", **told)
+            runs = ", ".join(self._parts.runs)
+            self._server.fail(call, "another-model", f"this host's part is of run {runs}")
             return
-        if len(wanted) > self._most_rows or not self._rate.take(guest, len(wanted)):
-            self._audit.write(guest, len(wanted), digest, "too-many", **told)
+        if count > self._most_rows or not self._quota.take(guest, count):
+            self._audit.refuse(guest, count, "too-many", **told)
             self._server.fail(
                 call, "too-many", f"at most {self._most_rows} rows at once, and so many a minute"
             )
             return
-        index = self._rows[guest]
+        wanted, index = names_in(names), self._rows[guest]
         here = np.array([name in index for name in wanted], np.bool_)
         rows = np.array([index[name] for name in wanted if name in index], np.int64)
-        share = np.asarray(self._part.partial(self._table.features[rows])) if len(rows) else np.empty(0)
-        self._audit.write(guest, len(wanted), digest, "answered", here=len(rows), **told)
-        self._server.answer(call, _encoder.encode(Share(self._run)), (here, share))
+        share: npt.NDArray[Any] = np.empty(0)
+        try:
+            if len(rows):
+                share = np.asarray(loaded.part.partial(self._table.features[rows]))
+        except Exception:
+            self._audit.refuse(guest, count, "internal", **told)
+            raise
+        marks = self._audit.marks(wanted)
+        self._audit.write(guest, count, marks, "answered", here=len(rows), run=loaded.run, **told)
+        self._server.answer(call, _encoder.encode(Share(loaded.run, ask.nonce)), (here, share))
 
     def close(self) -> None:
         """Give up the address."""
         self._server.close()
+
+
+def _names(arrays: tuple[npt.NDArray[np.generic], ...]) -> npt.NDArray[np.uint8]:
+    """The names [N, 16] of a request, N at least 1. Raises ValueError."""
+    (names,) = arrays
+    if names.dtype != np.uint8 or names.ndim != 2 or names.shape[1] != TOKEN_BYTES or not len(names):
+        raise ValueError("names of another form")
+    return names.astype(np.uint8, copy=False)

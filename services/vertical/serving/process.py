@@ -3,45 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import numpy as np
 
 from federated.psi.ids import IdRule
 from federated.vertical.tables import Table
-from services.api.auth import Keys
-from services.listening import address_of, listen, serve_until
+from services.listening import address_of, cancel, listen, serve_until
 from services.settings.checks import parse_address
 from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.jobs import find_kind
 from services.vertical.network import Peer
-from services.vertical.party import MODEL, Part, Prepared, read_part
-from services.vertical.serving.app import Metrics, Predictions, predictions_app
+from services.vertical.party import MODEL, ROWS, Part, Prepared, read_part
+from services.vertical.serving.app import PredictionRoutes, Terms, assemble
 from services.vertical.serving.audit import AuditLog
+from services.vertical.serving.callers import Callers
 from services.vertical.serving.guest import ServingGuest
-from services.vertical.serving.host import Rate, ServingHost
+from services.vertical.serving.host import ServingHost
+from services.vertical.serving.metrics import ServingMetrics
+from services.vertical.serving.parts import Loaded, Parts, Renewal
+from services.vertical.serving.quota import WINDOW_S, Quota
 
 AUDIT: Final = "audit.jsonl"
+_log = logging.getLogger(__name__)
+RENEW_S: Final = 1.0
+"""How often a newer run's part is looked for."""
+Listening = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What both roles need."""
+
+    prepared: Prepared
+    table: Table
+    rule: IdRule
+    parts: Parts
+    job: str
+    audit: AuditLog
+    stop: threading.Event
 
 
 def serve_party(
-    prepared: Prepared, stop: threading.Event, listening: Callable[[str], None] = lambda address: None
+    prepared: Prepared, stop: threading.Event, listening: Listening = lambda address: None
 ) -> None:
-    """Answer until ``stop`` is set; ``listening`` is told the address. Raises ConfigRefused, StateDamaged, OSError."""
-    config = prepared.config
-    part, table = _part(prepared), prepared.table
+    """Answer until ``stop`` is set; ``listening`` is told the address.
+
+    Raises ConfigRefused, StateDamaged, StateInUse, OSError.
+    """
+    config, table = prepared.config, prepared.table
     if table is None:
         raise ConfigRefused("a coordinator has no part in joint inference")
-    audit = AuditLog(config.party.state / AUDIT, config.serve.audit_bytes)
+    part = _part(prepared)
+    parts = Parts(_load(config, part))
+    rule = IdRule(config.job.psi.get("case", "keep"))
+    audit = AuditLog(config.party.state / AUDIT, config.serve.audit_bytes, keep_s=config.serve.audit_keep)
+    serving = _Serving(prepared, table, rule, parts, part.job, audit, stop)
     try:
-        rule = IdRule(config.job.psi.get("case", "keep"))
-        if config.party.role == "guest":
-            asyncio.run(_serve_guest(prepared, part, table, rule, audit, stop, listening))
-        else:
-            _serve_host(prepared, part, table, rule, audit, stop, listening)
+        with _renewed(serving):
+            if config.party.role == "guest":
+                asyncio.run(_serve_guest(serving, listening))
+            else:
+                _serve_host(serving, listening)
     finally:
         audit.close()
+
+
+@contextmanager
+def _renewed(serving: _Serving) -> Iterator[None]:
+    """Newer runs' parts are taken up while the body runs."""
+    prepared, ended = serving.prepared, threading.Event()
+    renewal = Renewal(prepared.folder / MODEL, lambda: _load(prepared.config, _part(prepared)), serving.parts)
+    thread = threading.Thread(target=renewal.follow, args=(ended, RENEW_S), name="renew-part")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _part(prepared: Prepared) -> Part:
@@ -59,11 +107,11 @@ def _part(prepared: Prepared) -> Part:
     return part
 
 
-def _load(config: PartyConfig, part: Part) -> Any:
+def _load(config: PartyConfig, part: Part) -> Loaded:
     kind = find_kind(config.job.what)
     if kind.load is None:
         raise ConfigRefused(f"{kind.name} leaves no model that answers")
-    return kind.load(part.model)
+    return Loaded(part.run, kind.load(part.model))
 
 
 def _peers(config: PartyConfig, role: str) -> dict[str, Peer]:
@@ -74,47 +122,52 @@ def _peers(config: PartyConfig, role: str) -> dict[str, Peer]:
     }
 
 
-def _serve_host(
-    prepared: Prepared,
-    part: Part,
-    table: Table,
-    rule: IdRule,
-    audit: AuditLog,
-    stop: threading.Event,
-    listening: Callable[[str], None],
-) -> None:
-    config = prepared.config
+def _serve_host(serving: _Serving, listening: Listening) -> None:
+    config = serving.prepared.config
     if config.party.listen is None:
         raise ConfigRefused("party.listen is left out: a host is asked, so it needs an address")
     host = ServingHost(
         config.party.listen,
-        prepared.keys,
+        serving.prepared.keys,
         _peers(config, "guest"),
-        _load(config, part),
-        part.run,
-        table,
-        audit,
-        rule=rule,
+        serving.parts,
+        _answerable(serving),
+        serving.audit,
+        rule=serving.rule,
         most_rows=config.serve.most_ids,
-        rate=Rate(config.serve.most_rows_a_minute),
+        quota=_quota(config.serve.most_rows_a_minute, serving.audit),
     )
     try:
         listening(f"port {host.port}")
-        host.serve(stop)
+        host.serve(serving.stop)
     finally:
         host.close()
 
 
-async def _serve_guest(
-    prepared: Prepared,
-    part: Part,
-    table: Table,
-    rule: IdRule,
-    audit: AuditLog,
-    stop: threading.Event,
-    listening: Callable[[str], None],
-) -> None:
-    config = prepared.config
+def _answerable(serving: _Serving) -> Table:
+    """The rows that the host answers for."""
+    table, path = serving.table, serving.prepared.folder / ROWS
+    if serving.prepared.config.serve.rows == "all":
+        return table
+    if not path.exists():
+        raise ConfigRefused(f'{path} is not there, which serve.rows = "joint" needs: train first')
+    with path.open(newline="", encoding="utf-8") as file:
+        joint = {row["id"] for row in csv.DictReader(file)}
+    return table.take(np.array([row for row, one in enumerate(table.ids) if one in joint], np.int64))
+
+
+def _quota(most: int, audit: AuditLog) -> Quota:
+    """With what was answered within the last minute: a restart gives nothing back."""
+    quota, now = Quota(most), datetime.now(UTC)
+    recent = [entry for entry in audit.recent(WINDOW_S) if entry["outcome"] == "answered"]
+    for entry in reversed(recent):
+        age_s = (now - datetime.fromisoformat(entry["at"])).total_seconds()
+        quota.spent(entry["who"], int(entry["rows"]), age_s)
+    return quota
+
+
+async def _serve_guest(serving: _Serving, listening: Listening) -> None:
+    config = serving.prepared.config
     hosts = _peers(config, "host")
     if missing := [name for name, peer in hosts.items() if peer.address is None]:
         raise ConfigRefused(f"peers.{missing[0]}.address is left out: the guest asks the hosts")
@@ -124,20 +177,31 @@ async def _serve_guest(
             "serve.listen is open to others and serve.api_keys is empty; `headwater config new-key read` makes one"
         )
     listener = listen(address)
-    guest = ServingGuest(prepared.keys, hosts, _load(config, part), part.run, table, rule)
+    metrics, callers = ServingMetrics(), Callers(config.serve.api_keys)
+    guest = ServingGuest(
+        serving.prepared.keys,
+        hosts,
+        serving.parts,
+        serving.table,
+        serving.rule,
+        longest_s=config.serve.deadline,
+        observe=metrics.host,
+    )
+    watching = asyncio.create_task(guest.watch(), name="watch-hosts")
+    watching.add_done_callback(partial(_end, serving.stop))
     try:
-        metrics = Metrics()
-        routes = Predictions(
-            guest,
-            audit,
-            metrics,
-            job=part.job,
-            run=part.run,
-            deadline_s=config.serve.deadline,
-            most_ids=config.serve.most_ids,
-        )
+        terms = Terms(serving.job, serving.rule, config.serve.deadline, config.serve.most_ids)
+        routes = PredictionRoutes(guest, serving.audit, metrics, callers, terms)
         listening(f"http://{address_of(listener)}")
-        await serve_until(stop, listener, predictions_app(routes, Keys(config.serve.api_keys), metrics))
+        await serve_until(serving.stop, listener, assemble(routes, callers, metrics).asgi)
     finally:
+        await cancel(watching)
         guest.close()
         listener.close()
+
+
+def _end(stop: threading.Event, watching: asyncio.Task[None]) -> None:
+    """Hosts are watched for as long as the process answers: without that it ends, and says why."""
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        _log.error("hosts are not watched any more", exc_info=error)
+        stop.set()

@@ -37,15 +37,24 @@ class Naming:
 
     def of(self, text: str) -> bytes:
         """The name of an id [16 bytes]: of its normalised form. Raises IdRefused for a text that is no id."""
-        value = self._rule.apply(text)
-        if not value:
-            raise IdRefused("is empty")
+        return self.token(value_of(text, self._rule))
+
+    def token(self, value: bytes) -> bytes:
+        """The name of an id in its normalised form [16 bytes]."""
         return hmac.digest(self._key, value, hashlib.sha256)[:TOKEN_BYTES]
 
-    def array(self, texts: Sequence[str]) -> npt.NDArray[np.uint8]:
-        """[N, 16]. Raises IdRefused."""
-        joined = b"".join(self.of(text) for text in texts)
-        return np.frombuffer(joined, np.uint8).reshape(len(texts), TOKEN_BYTES)
+    def array(self, values: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+        """Names [N, 16] of ids in their normalised form."""
+        joined = b"".join(map(self.token, values))
+        return np.frombuffer(joined, np.uint8).reshape(len(values), TOKEN_BYTES)
+
+
+def value_of(text: str, rule: IdRule) -> bytes:
+    """The normalised form of an id. Raises IdRefused for a text that is none."""
+    value = rule.apply(text)
+    if not value:
+        raise IdRefused("is empty")
+    return value
 
 
 def names_in(array: npt.NDArray[Any]) -> list[bytes]:

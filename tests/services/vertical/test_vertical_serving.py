@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,75 +17,22 @@ import pytest
 
 from federated.psi.ids import IdRefused, IdRule
 from federated.vertical.parties import PeerFault
-from federated.vertical.tables import Table
-from federated.vertical.wire import pack
 from services.rpc.security import KeyPair
 from services.vertical.config import ConfigRefused, load_party
-from services.vertical.network import Peer
-from services.vertical.party import MODEL, Prepared, prepare
-from services.vertical.serving.audit import AuditLog
-from services.vertical.serving.host import Rate, ServingHost
-from services.vertical.serving.process import AUDIT, serve_party
+from services.vertical.party import MODEL, ROWS, prepare
+from services.vertical.serving import guest, process
+from services.vertical.serving.parts import Loaded, Parts, Renewal
+from services.vertical.serving.process import serve_party
 from services.vertical.serving.tokens import Naming, names_in
-from services.vertical.store import write_whole
+from services.vertical.store import StateDamaged
 from tests.support.vertical import party_files
+from tests.support.vertical_serving import ROLES, ask, audit, leave_part, serving, trained, until
 from tests.support.vertical_sums import SumsPart
-
-ROLES = {"bank": "guest", "shop": "host"}
 
 
 @pytest.fixture(autouse=True)
 def _sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWATER_VERTICAL_KINDS", "sums=tests.support.vertical_sums:KIND")
-
-
-def trained(folder: Path, *, runs: Mapping[str, str] = {}, serve: str = "") -> dict[str, Prepared]:
-    """Parties with their parts of a model, as a run leaves them. The bank has ids 0..11, the shop 2..13."""
-    files = party_files(folder, ROLES, listening=("shop",), options={})
-    text = (folder / "shop" / "rows.csv").read_text().splitlines()
-    moved = [text[0], *(f"{int(line.split(',')[0]) + 2},2" for line in text[1:])]
-    (folder / "shop" / "rows.csv").write_text("\n".join(moved) + "\n")
-    found = {}
-    for name, file in files.items():
-        if name == "bank":
-            file.write_text(f'{file.read_text()}[serve]\nlisten = "127.0.0.1:0"\n{serve}')
-        prepared = prepare(load_party(file))
-        head = {
-            "job": "sums",
-            "party": name,
-            "parties": ROLES,
-            "features": ["x"],
-            "run": runs.get(name, "r1"),
-        }
-        prepared.folder.mkdir(parents=True)
-        write_whole(prepared.folder / MODEL, pack({"head": json.dumps(head), "model": b"sums"}))
-        found[name] = prepared
-    return found
-
-
-@contextmanager
-def serving(prepared: Prepared) -> Iterator[str]:
-    """A party that serves; the address it told."""
-    stop, there = threading.Event(), threading.Event()
-    told: list[str] = []
-
-    def listening(address: str) -> None:
-        told.append(address)
-        there.set()
-
-    thread = threading.Thread(target=serve_party, args=(prepared, stop, listening))
-    thread.start()
-    try:
-        assert there.wait(10)
-        yield told[0]
-    finally:
-        stop.set()
-        thread.join()
-
-
-def audit(prepared: Prepared) -> list[dict[str, Any]]:
-    text = (prepared.config.party.state / AUDIT).read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_a_guest_answers_with_its_hosts_and_both_write_it_down(tmp_path: Path) -> None:
@@ -96,7 +43,7 @@ def test_a_guest_answers_with_its_hosts_and_both_write_it_down(tmp_path: Path) -
         found = reply.json()
         again = httpx.post(f"{url}/v1/predictions", json={"ids": ["7"]}, timeout=20).json()
         metrics = httpx.get(f"{url}/metrics").text
-        assert httpx.get(f"{url}/health/ready").json()["model"] == {"job": "sums", "run": "r1"}
+        ready = httpx.get(f"{url}/health/ready").json()
     assert found["predictions"] == [
         {"id": "5", "status": "present", "score": 3.0, "degraded": False},
         {"id": "0", "status": "present", "score": 1.0, "degraded": True},  # not at the shop
@@ -104,6 +51,13 @@ def test_a_guest_answers_with_its_hosts_and_both_write_it_down(tmp_path: Path) -
         {"id": "99", "status": "not_found"},
     ]
     assert (found["degraded"], found["hosts"]) == (True, {"shop": "answered"})
+    assert (found["job"], found["model_version"]) == ("sums", "r1")
+    assert ready == {
+        "status": "ready",
+        "job": "sums",
+        "model_version": "r1",
+        "dependencies": {"shop": {"ok": True, "detail": ""}},
+    }
     assert (again["degraded"], again["predictions"][0]["score"]) == (False, 3.0)
     assert 'headwater_vertical_rows_total{how="not_found"} 1.0' in metrics
     bank, shop = audit(parties["bank"]), audit(parties["shop"])
@@ -115,27 +69,97 @@ def test_a_guest_answers_with_its_hosts_and_both_write_it_down(tmp_path: Path) -
 def test_past_the_deadline_the_guest_answers_alone(tmp_path: Path) -> None:
     parties = trained(tmp_path)
     with serving(parties["bank"]) as url:
-        found = httpx.post(
-            f"{url}/v1/predictions", json={"ids": ["5"], "deadline_ms": 150}, timeout=20
-        ).json()
+        found = ask(url, "5", deadline_ms=150)
         assert found["took_ms"] < 5_000
         assert found["hosts"] == {"shop": "late"}
         assert found["predictions"] == [{"id": "5", "status": "present", "score": 1.0, "degraded": True}]
-        # The host comes back: so does the joint answer.
+        # A host that is not heard is not waited for.
+        until(lambda: ask(url, "5")["hosts"] == {"shop": "away"})
+        ready = httpx.get(f"{url}/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+        assert "not heard" in ready.json()["dependencies"]["shop"]["detail"]
+        # It comes back: so does the joint answer.
         with serving(parties["shop"]):
-            for _ in range(50):
-                found = httpx.post(f"{url}/v1/predictions", json={"ids": ["5"]}, timeout=20).json()
-                if not found["degraded"]:
-                    break
-        assert found["predictions"][0]["score"] == 3.0
+            until(lambda: not ask(url, "5")["degraded"])
+            assert ask(url, "5")["predictions"][0]["score"] == 3.0
+        metrics = httpx.get(f"{url}/metrics").text
+    assert 'headwater_vertical_degraded_answers_total{reason="late"}' in metrics
+    assert 'headwater_vertical_degraded_answers_total{reason="away"}' in metrics
+    assert 'headwater_vertical_host_seconds_count{host="shop"}' in metrics
 
 
 def test_parts_of_different_runs_do_not_answer_together(tmp_path: Path) -> None:
     parties = trained(tmp_path, runs={"shop": "r2"}, serve='deadline = "10s"\n')
     with serving(parties["shop"]), serving(parties["bank"]) as url:
         found = httpx.post(f"{url}/v1/predictions", json={"ids": ["5"]}, timeout=20).json()
+        ready = httpx.get(f"{url}/health/ready").json()
     assert (found["hosts"], found["degraded"]) == ({"shop": "another-model"}, True)
     assert audit(parties["shop"])[0]["outcome"] == "another-model"
+    assert ready["dependencies"]["shop"]["detail"] == "has run r2, not r1: another model"
+
+
+def test_a_new_training_run_is_taken_up_by_all_while_they_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "RENEW_S", 0.02)
+    monkeypatch.setattr(guest, "LOOK_S", 0.2)
+    parties = trained(tmp_path, serve='deadline = "10s"\n')
+    with serving(parties["shop"]), serving(parties["bank"]) as url:
+        assert ask(url, "5")["model_version"] == "r1"
+        # The guest has the new run first, and goes on with the old one until the host has it, too.
+        leave_part(parties["bank"], "r2")
+        time.sleep(0.5)
+        found = ask(url, "5")
+        assert (found["model_version"], found["degraded"]) == ("r1", False)
+        leave_part(parties["shop"], "r2")
+        until(lambda: ask(url, "5")["model_version"] == "r2")
+        assert not ask(url, "5")["degraded"]
+
+
+def test_the_newest_run_that_all_have_answers(tmp_path: Path) -> None:
+    parts = Parts(Loaded("r1", "one"))
+    parts.put(Loaded("r2", "two"))
+    assert parts.common([]).run == "r2"
+    assert parts.common([("r1", "r2"), ("r1",)]).run == "r1"
+    assert parts.common([("r9",)]).run == "r2"
+    parts.put(Loaded("r3", "three"))
+    assert (parts.runs, parts.of("r1"), parts.newest.part) == (("r3", "r2"), None, "three")
+
+
+def test_a_part_that_cannot_be_used_leaves_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, parts, loads = tmp_path / "part.model", Parts(Loaded("r1", "one")), [0]
+    path.write_bytes(b"1")
+
+    def load() -> Loaded:
+        loads[0] += 1
+        if path.read_bytes() == b"bad":
+            raise StateDamaged("part.model is damaged")
+        return Loaded("r2", "two")
+
+    renewal = Renewal(path, load, parts)
+    renewal.look()
+    assert loads == [0]
+    path.write_bytes(b"bad")
+    for _ in range(3):
+        renewal.look()
+    assert (loads, parts.newest.run, caplog.text.count("is damaged")) == ([1], "r1", 1)
+    path.unlink()
+    renewal.look()
+    path.write_bytes(b"2")
+    renewal.look()
+    assert parts.runs == ("r2", "r1")
+
+
+def test_a_host_may_answer_for_the_joint_rows_alone(tmp_path: Path) -> None:
+    parties = trained(tmp_path, serve='deadline = "10s"\n', host='rows = "joint"\n')
+    with pytest.raises(ConfigRefused, match=r"rows\.csv is not there"):
+        serve_party(parties["shop"], threading.Event())
+    (parties["shop"].folder / ROWS).write_text("id,held_out\n5,0\n6,1\n")
+    with serving(parties["shop"]), serving(parties["bank"]) as url:
+        found = ask(url, "5", "7")
+    assert [row["degraded"] for row in found["predictions"]] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +193,8 @@ def _combine(
     for name, one in partials.items():
         if one.shape != (len(rows),):
             raise PeerFault(name, "malformed", "shape")
-    return rows.sum(axis=1)
+    total: npt.NDArray[np.float64] = rows.sum(axis=1)
+    return total
 
 
 def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
@@ -184,22 +209,41 @@ def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
                 (b'{"ids": ["1"]}', {"X-API-Key": "wrong"}),
                 (b"{", key),
                 (b'{"ids": [1]}', key),
+                (b'{"ids": "1"}', key),
                 (b'{"ids": ["1"], "more": 1}', key),
+                (b'{"ids": ["1"], "deadline_ms": 1.5}', key),
+                (b'{"ids": ["\\ud800"]}', key),
                 (b'{"ids": []}', key),
                 (b'{"ids": ["1"], "deadline_ms": 0}', key),
-                (b'{"ids": ["a\\u0000b"]}', key),
+                (b'{"ids": ["1", "a\\u0000b"]}', key),
+                (b'{"ids": [" ", "' + b"x" * 300 + b'"]}', key),
+                (b'{"ids": ["' + b"x" * 2**20 + b'"]}', key),
                 (b'{"ids": ["1", "2", "3"]}', key),
+                (json.dumps({"ids": [str(one) for one in range(100_000)]}).encode(), key),
+                (b'{"ids": ["' + b"x" * 2**22 + b'"]}', key),
             )
         ]
         missing = httpx.get(f"{url}/v1/none", headers=key)
         wrong = httpx.get(f"{url}/v1/predictions", headers=key)
-        who = httpx.post(f"{url}/v1/predictions", content=b'{"ids": ["1"], "deadline_ms": 1}', headers=key)
-    assert [one.status_code for one in replies] == [401, 401, 400, 400, 400, 422, 422, 422, 413]
+        both = httpx.post(
+            f"{url}/v1/predictions",
+            content=b'{"ids": ["1", "1"], "deadline_ms": 1}',
+            headers={"X-API-Key": "another's", "Authorization": "Bearer secret"},
+        )
+        document = httpx.get(f"{url}/openapi.json").json()
+    statuses = [401, 401, 400, 400, 400, 400, 400, 422, 422, 422, 422, 422, 422, 413, 413, 413]
+    assert [one.status_code for one in replies] == statuses
     assert {one.headers["content-type"] for one in replies} == {"application/problem+json"}
-    assert (missing.status_code, wrong.status_code, who.status_code) == (404, 405, 200)
+    assert all(one.json()["request_id"] == one.headers["x-request-id"] for one in replies)
+    assert [one["path"] for one in replies[11].json()["errors"]] == ["ids[0]", "ids[1]"]
+    assert replies[10].json()["errors"] == [{"path": "ids[1]", "message": "holds a control character"}]
+    assert (missing.status_code, wrong.status_code, both.status_code) == (404, 405, 200)
+    assert [row["id"] for row in both.json()["predictions"]] == ["1", "1"]
+    assert "/v1/predictions" in document["paths"]
     lines = audit(parties["bank"])
-    assert [one["outcome"] for one in lines] == ["refused", "degraded"]
-    assert lines[1]["who"] == f"key {digest[:12]}"
+    assert [one["outcome"] for one in lines] == ["refused", "refused", "refused", "degraded"]
+    # By the key that let it in, not by the other one.
+    assert {one["who"] for one in lines} == {f"key {digest[:12]}"}
     assert "secret" not in json.dumps(lines)
 
 
@@ -228,52 +272,9 @@ def test_names_of_ids_are_for_two_parties_alone() -> None:
     here, there = Naming(bank, shop.public, rule), Naming(shop, bank.public, rule)
     assert here.of("Ä ") == there.of("a\u0308")
     assert here.of("a") != Naming(bank, stranger.public, rule).of("a")
-    assert names_in(here.array(["a", "b"])) == [here.of("a"), here.of("b")]
+    assert names_in(here.array([b"a", b"b"])) == [here.of("a"), here.of("b")]
     with pytest.raises(IdRefused):
         here.of(" ")
-
-
-def test_a_host_answers_so_many_rows_a_minute() -> None:
-    now = [0.0]
-    rate = Rate(60, lambda: now[0])
-    assert rate.take("bank", 50)
-    assert not rate.take("bank", 20)
-    assert rate.take("other", 20)
-    now[0] = 10.0
-    assert rate.take("bank", 20)
-    assert not rate.take("bank", 61)
-
-
-def test_the_audit_log_is_bounded_and_keyed(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    log = AuditLog(path, 4_096)
-    for place in range(200):
-        log.write("bank", place, log.digest([b"a"]), "answered")
-    log.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[-1]["rows"] == 199
-    assert path.stat().st_size <= 4_096
-    assert path.with_name("audit.jsonl.1").stat().st_size <= 4_096
-    assert {entry.name for entry in tmp_path.iterdir()} == {"audit.jsonl", "audit.jsonl.1", "audit.key"}
-    assert lines[0]["ids"] != hashlib.sha256(b"a").hexdigest()[:32]
-    again, other = AuditLog(path, 4_096), AuditLog(tmp_path / "other" / "audit.jsonl", 4_096)
-    assert again.digest([b"a"]) == lines[0]["ids"] != other.digest([b"a"])
-    assert again.digest([b"ab", b"c"]) != again.digest([b"a", b"bc"])
-    again.close()
-    other.close()
-
-
-def test_a_host_knows_only_its_guests(tmp_path: Path) -> None:
-    keys, bank = KeyPair.generate(), KeyPair.generate()
-    log = AuditLog(tmp_path / "audit.jsonl", 4_096)
-    table = Table(("a",), np.ones((1, 1)), ("x",))
-    host = ServingHost(
-        "127.0.0.1:0", keys, {"bank": Peer(bank.public)}, SumsPart(), "r", table, log,
-        rule=IdRule(), most_rows=10, rate=Rate(10),
-    )  # fmt: skip
-    assert host.port > 0
-    host.close()
-    log.close()
 
 
 def test_a_host_that_fails_at_one_request_answers_the_next(
@@ -292,5 +293,5 @@ def test_a_host_that_fails_at_one_request_answers_the_next(
     with serving(parties["shop"]), serving(parties["bank"]) as url:
         failed = httpx.post(f"{url}/v1/predictions", json={"ids": ["5", "6"]}, timeout=20).json()
         found = httpx.post(f"{url}/v1/predictions", json={"ids": ["5"]}, timeout=20).json()
-    assert (failed["hosts"], failed["degraded"]) == ({"shop": "internal"}, True)
+    assert (failed["hosts"], failed["degraded"]) == ({"shop": "refused"}, True)
     assert (found["hosts"], found["degraded"]) == ({"shop": "answered"}, False)
