@@ -27,18 +27,16 @@ from federated.psi.group import (
     scalar,
 )
 from federated.psi.hashing import Tags, as_rows, split, system, tags
-from federated.psi.members import Arrange, Folder, Members, MemoryFolder
+from federated.psi.members import Arrange, Folder, MemoryFolder
 from federated.psi.pool import TagPool, common
+from federated.psi.resume import FOLDER, Begun, begin, due
 from federated.psi.terms import (
     Found,
-    Session,
     Terms,
     chunks,
     confirm,
     found_ids,
     found_nothing,
-    greet,
-    members_digest,
     numbered,
     receive_numbered,
     rows_of,
@@ -55,22 +53,10 @@ from federated.vertical.parties import (
     Send,
     Workers,
 )
-from federated.vertical.wire import Bytes, Expected, Int, pack, unpack
+from federated.vertical.wire import Bytes, Expected, Value
 
-CHECKPOINTS: Final = 16
-"""About so many in a run."""
 _HASH: Final = b"ecdh"
-_STATE: Final[Mapping[str, Expected]] = {
-    "order": Bytes(32, 32),
-    "round": Int(),
-    "secret": Bytes(SCALAR_BYTES, SCALAR_BYTES),
-    "session": Bytes(32, 32),
-    "mine": Int(),
-    "theirs": Int(),
-    "tag": Int(1, 32),
-    "members": Bytes(16, 16),
-    "folder": Bytes(2**40),
-}
+_STATE: Final[Mapping[str, Expected]] = {"secret": Bytes(SCALAR_BYTES, SCALAR_BYTES), "folder": FOLDER}
 
 
 def ecdh(
@@ -91,30 +77,14 @@ def ecdh(
     """
     folder = MemoryFolder() if folder is None else folder
     workers = Alone() if workers is None else workers
-    if state is None:
-        order, start = draw(32), 0
-        members = arrange(order)
-        session = yield from greet(first, peer, "ecdh", terms, len(members), draw)
+    begun = yield from begin(first, peer, "ecdh", terms, arrange, draw, state, _STATE)
+    if begun.anew:
         secret = scalar(draw)
-        digest = members_digest(members, session.key, terms.chunk)
     else:
-        held = unpack(state, "this side's checkpoint", _STATE)
-        order, secret, start, digest = (
-            held["order"],
-            check_scalar(held["secret"]),
-            held["round"],
-            held["members"],
-        )
-        members, session = (
-            arrange(order),
-            Session(held["session"], held["mine"], held["theirs"], held["tag"]),
-        )
-        if digest != members_digest(members, session.key, terms.chunk):
-            raise ValueError("the ids are not those of the checkpoint: begin anew")
-        folder.back_to(held["folder"])
-    kept = {"order": order, "members": digest}
-    run = _Run(peer, members, terms, first, session, secret, workers, folder, kept)
-    yield from run.rounds(start)
+        secret = check_scalar(begun.held["secret"])
+        folder.back_to(begun.held["folder"])
+    run = _Run(peer, begun, terms, first, secret, workers, folder)
+    yield from run.rounds(begun.done)
     return (yield from run.result())
 
 
@@ -122,32 +92,31 @@ class _Run:
     def __init__(
         self,
         peer: str,
-        members: Members,
+        begun: Begun,
         terms: Terms,
         first: bool,
-        session: Session,
         secret: bytes,
         workers: Workers,
         folder: Folder,
-        kept: Mapping[str, bytes],
     ) -> None:
-        self.peer, self.members, self.terms, self.session = peer, members, terms, session
-        self.secret, self.workers, self.folder, self.kept = secret, workers, folder, kept
+        self.peer, self.begun, self.terms = peer, begun, terms
+        self.members, self.session = begun.members, begun.session
+        self.secret, self.workers, self.folder = secret, workers, folder
         self.i_learn, self.peer_learns = terms.i_learn(first), terms.i_learn(not first)
-        expected = max(session.mine, session.theirs)
-        self.mine = TagPool(folder, "mine", session.tag, expected)
-        self.theirs = TagPool(folder, "theirs", session.tag, expected)
+        expected = max(self.session.mine, self.session.theirs)
+        self.mine = TagPool(folder, "mine", self.session.tag, expected)
+        self.theirs = TagPool(folder, "theirs", self.session.tag, expected)
 
     def rounds(self, start: int) -> Generator[Effect, Incoming | None, None]:
         size, session = self.terms.chunk, self.session
         total = max(chunks(session.mine, size), chunks(session.theirs, size))
-        every = -(-total // CHECKPOINTS)
         own = self.members.chunks(size, start)
         for number in range(start, total):
             yield from self.round(number, next(own, []))
             yield Progress(number + 1, total, "chunks of ids")
-            if (number + 1) % every == 0:
-                yield Checkpoint(number + 1, self.state(number + 1))
+            if due(number + 1, total):
+                secrets: dict[str, Value] = {"secret": self.secret, "folder": self.folder.mark()}
+                yield Checkpoint(number + 1, self.begun.state(number + 1, secrets))
 
     def round(self, number: int, ids: list[bytes]) -> Generator[Effect, Incoming | None, None]:
         """Chunk ``number`` of both: my ids (none beyond my last chunk) and the peer's."""
@@ -203,19 +172,3 @@ class _Run:
             if rows and self.i_learn:
                 back = yield from receive_numbered(self.peer, "psi.sorted", number, rows, session.tag)
                 self.mine.add(as_rows(back, session.tag), number * size)
-
-    def state(self, number: int) -> bytes:
-        session = self.session
-        return pack(
-            {
-                "order": self.kept["order"],
-                "round": number,
-                "secret": self.secret,
-                "session": session.key,
-                "mine": session.mine,
-                "theirs": session.theirs,
-                "tag": session.tag,
-                "members": self.kept["members"],
-                "folder": self.folder.mark(),
-            }
-        )

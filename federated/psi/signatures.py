@@ -20,9 +20,10 @@ import numpy as np
 
 from federated.psi.hashing import Rows, as_rows, system, tags
 from federated.psi.limits import Ledger
-from federated.psi.members import Arrange, Folder, Members, MemoryFolder
+from federated.psi.members import Arrange, Folder, MemoryFolder
 from federated.psi.pool import TagPool, common
 from federated.psi.power import way
+from federated.psi.resume import FOLDER, Begun, begin, due
 from federated.psi.rsa import (
     LEAST_BITS,
     MOST_BITS,
@@ -41,14 +42,11 @@ from federated.psi.rsa import (
 )
 from federated.psi.terms import (
     Found,
-    Session,
     Terms,
     chunks,
     confirm,
     found_ids,
     found_nothing,
-    greet,
-    members_digest,
     numbered,
     receive_numbered,
     rows_of,
@@ -69,21 +67,13 @@ from federated.vertical.parties import (
 )
 from federated.vertical.wire import Arr, Bytes, Expected, Int, Value, pack, unpack
 
-CHECKPOINTS: Final = 16
 CACHED_BYTES: Final = 32
 _MOST_KEY: Final = MOST_BITS // 8
 _STATE: Final[Mapping[str, Expected]] = {
-    "order": Bytes(32, 32),
-    "round": Int(),
-    "session": Bytes(32, 32),
-    "mine": Int(),
-    "theirs": Int(),
-    "tag": Int(1, 32),
-    "members": Bytes(16, 16),
     "n": Bytes(_MOST_KEY),
     "e": Int(),
     "private": Bytes(8 * _MOST_KEY),
-    "folder": Bytes(2**40),
+    "folder": FOLDER,
 }
 
 
@@ -251,21 +241,16 @@ def asker(
 class _Side:
     """What both sides keep."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        folder: Folder,
-        members: Members,
-        session: Session,
-        order: bytes,
-        digest: bytes,
-        start: int,
-        key: PublicKey | None = None,
-        private: bytes = b"",
-    ) -> None:
-        self.terms, self.folder, self.members, self.session = terms, folder, members, session
-        self.order, self.digest, self.start, self.key = order, digest, start, key
-        self.private = private
+    def __init__(self, terms: Terms, folder: Folder, begun: Begun) -> None:
+        self.terms, self.folder, self.begun = terms, folder, begun
+        self.members, self.session, self.start = begun.members, begun.session, begun.done
+        self.key: PublicKey | None = None
+        self.private = b""
+        if not begun.anew:
+            self.key = PublicKey(int.from_bytes(begun.held["n"]), begun.held["e"])
+            self.private = begun.held["private"]
+            folder.back_to(begun.held["folder"])
+        session = self.session
         self.pool = TagPool(folder, "mine", session.tag, max(session.mine, session.theirs))
         self.total = max(chunks(session.mine, terms.chunk), chunks(session.theirs, terms.chunk))
 
@@ -274,23 +259,15 @@ class _Side:
 
     def ended(self, number: int) -> Generator[Effect, Incoming | None, None]:
         yield Progress(number + 1, self.total, "chunks of ids")
-        if (number + 1) % -(-self.total // CHECKPOINTS) == 0:
+        if due(number + 1, self.total):
             assert self.key is not None
-            session = self.session
-            fields: dict[str, Value] = {
-                "order": self.order,
-                "round": number + 1,
-                "session": session.key,
-                "mine": session.mine,
-                "theirs": session.theirs,
-                "tag": session.tag,
-                "members": self.digest,
+            own: dict[str, Value] = {
                 "n": self.key.n.to_bytes(self.key.width),
                 "e": self.key.e,
                 "private": self.private,
                 "folder": self.folder.mark(),
             }
-            yield Checkpoint(number + 1, pack(fields))
+            yield Checkpoint(number + 1, self.begun.state(number + 1, own))
 
 
 def _begun(
@@ -302,23 +279,8 @@ def _begun(
     folder: Folder | None,
     state: bytes | None,
 ) -> Generator[Effect, Incoming | None, _Side]:
-    folder = MemoryFolder() if folder is None else folder
-    if state is None:
-        order = draw(32)
-        members = arrange(order)
-        session = yield from greet(first, peer, "rsa", terms, len(members), draw)
-        digest = members_digest(members, session.key, terms.chunk)
-        return _Side(terms, folder, members, session, order, digest, 0)
-    held = unpack(state, "this side's checkpoint", _STATE)
-    members = arrange(held["order"])
-    session = Session(held["session"], held["mine"], held["theirs"], held["tag"])
-    if held["members"] != members_digest(members, session.key, terms.chunk):
-        raise ValueError("the ids are not those of the checkpoint: begin anew")
-    folder.back_to(held["folder"])
-    key = PublicKey(int.from_bytes(held["n"]), held["e"])
-    return _Side(
-        terms, folder, members, session, held["order"], held["members"], held["round"], key, held["private"]
-    )
+    begun = yield from begin(first, peer, "rsa", terms, arrange, draw, state, _STATE)
+    return _Side(terms, MemoryFolder() if folder is None else folder, begun)
 
 
 def _key(peer: str, least_bits: int) -> Generator[Effect, Incoming | None, PublicKey]:
