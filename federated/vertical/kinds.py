@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.parties import Alone, Make, Workers
+from federated.vertical.parties import Alone, Make, PartResult, Role, Workers
 from federated.vertical.tables import Table
 
 Options = TypeVar("Options")
@@ -47,6 +47,16 @@ class Setup:
         if len(names) != 1:
             raise ValueError(f"{len(names)} parties are {role}, one is needed")
         return names[0]
+
+
+def by_role(
+    options: Options,
+    setup: Setup,
+    roles: Mapping[str, Callable[[Options, Setup, bytes | None], Role[PartResult]]],
+) -> Make:
+    """The function that makes this party's own of ``roles``, by role's name, from a checkpoint's state."""
+    role = roles[setup.parties[setup.me]]
+    return lambda state: role(options, setup, state)
 
 
 class HostPart(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from federated.vertical.kinds import Count, GuestPart, HostPart, Kind, Setup
-from federated.vertical.parties import Make, PartResult, Role
+from federated.vertical.kinds import Count, GuestPart, HostPart, Kind, Setup, by_role
+from federated.vertical.parties import Make
 from federated.vertical.split.options import SplitOptions
 
 
@@ -18,12 +18,7 @@ def make(options: SplitOptions, setup: Setup) -> Make:
     # Batches are small: threads would wait for each other, and sums would depend on how many there are.
     torch.set_num_threads(1)
     roles.own_table(setup, options)
-    role = roles.guest if setup.parties[setup.me] == "guest" else roles.host
-
-    def start(state: bytes | None) -> Role[PartResult]:
-        return role(options, setup, state)
-
-    return start
+    return by_role(options, setup, {"guest": roles.guest, "host": roles.host})
 
 
 def load(body: bytes) -> HostPart | GuestPart:
@@ -44,6 +39,17 @@ KIND: Final = Kind(
         "with noise what the host's epsilon allows",
         "gradients": "the loss's gradient along each of the receiver's activations: without noise practically each "
         "row's label; with noise what the guest's epsilon allows",
+        "keys": "a public key",
+        "sealed": "nothing: activations and a share of the layer's weights, encrypted under the sender's key",
+        "masked": "nothing: the key's holder decrypts numbers that are evenly random",
+        "products": "what the layer makes of each row, `interactive` numbers in each epoch, with noise of a few "
+        "rounding steps: fewer than the activations, but over the epochs much of the row's features for who knows "
+        "those of some rows. A receiver that does not follow the protocol can ask for the activations themselves",
+        "turned": "the loss's gradient along each of the receiver's activations, and nothing else: without noise "
+        "practically each row's label; with noise what the guest's epsilon allows. Gradients of the layer's weights "
+        "stay hidden from both",
+        "weights": "the layer's weights when training is over, with which the receiver answers alone later on; with "
+        "them the last gradients turn into those along what the guest saw",
     },
     load=load,
 )

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from federated.vertical.parties import Transcript
+from federated.vertical.split.exchange import read_rows
 from federated.vertical.split.network import Integers, batches
 from federated.vertical.split.options import SplitOptions
-from federated.vertical.split.roles import read_rows
 from models.metrics import auc
 
 Floats = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ def rows_sent(
     parts: list[Integers] = list(batches(rows, options, seed, epoch))
     for message, part in zip(sent[epoch * per_epoch : (epoch + 1) * per_epoch], parts, strict=True):
         assert message.body is not None
-        found[part] = read_rows(message.body, sender, part, options)
+        found[part] = read_rows(message.body, sender, len(part), options.width)
     return found
 
 

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 
 _FILE: Final = "this model"
-_FORMS: Final = ("split host 1", "split guest 1")
+_FORMS: Final = ("split host 1", "split guest 1", "split layered host 1")
 _VECTOR: Final = Arr("<f8", (None,), MOST_COLUMNS)
 _COMMON: Final[dict[str, Expected]] = {
     "form": Text(100),
@@ -34,6 +34,7 @@ _COMMON: Final[dict[str, Expected]] = {
     "deviation": Arr("<f8", (None,), MOST_COLUMNS, finite=False),
     "weights": Arr("<f4", (None,), MOST_PARAMETERS),
 }
+_LAYERED: Final[dict[str, Expected]] = _COMMON | {"layer": Arr("<f8", (None, None), MOST_PARAMETERS)}
 _GUEST: Final[dict[str, Expected]] = _COMMON | {
     "alone": Arr("<f4", (None,), MOST_PARAMETERS),
     "values": Arr("<f8", (None,), 1_000),
@@ -48,22 +49,29 @@ def as_input(scaling: Scaling, rows: Floats) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """A host's tower. ``net`` is not to be changed."""
+    """A host's tower, and the weights [width, interactive] of an encrypted layer (``layer``), which are the host's own
+    when training is over. ``net`` is not to be changed."""
 
     options: SplitOptions
     scaling: Scaling
     net: Tower
+    layer: Floats | None = None
 
     def partial(self, rows: Floats) -> Singles:
-        """Activations [N, width] of ``rows`` [N, F], float32; with fresh noise where training had some."""
+        """Activations [N, width] of ``rows`` [N, F], float32, with fresh noise where training had some; or what the
+        layer makes of them, [N, interactive]."""
         with torch.no_grad():
             found: Singles = self.net(as_input(self.scaling, rows)).numpy()
-        if self.options.noise:
+        if self.layer is not None:
+            return (found @ self.layer).astype(np.float32)
+        if self.options.host_noise:
             found = noised_rows(found, self.options.activation_clip, self.options, SYSTEM)
         return found
 
     def dump(self) -> bytes:
-        return pack(_fields(_FORMS[0], self.options, self.scaling, flat(self.net)))
+        form = _FORMS[0 if self.layer is None else 2]
+        fields = _fields(form, self.options, self.scaling, flat(self.net))
+        return pack(fields | ({} if self.layer is None else {"layer": self.layer}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class GuestModel:
         shares = []
         for name in self.hosts:
             share = partials[name]
-            if share.dtype != np.float32 or share.shape != (len(rows), self.options.width):
+            if share.dtype != np.float32 or share.shape != (len(rows), self.options.share):
                 raise PeerFault(
                     name, "malformed", f"a share of {share.dtype} {share.shape} for {len(rows)} rows"
                 )
@@ -130,12 +138,9 @@ def outputs_of(options: SplitOptions, values: Floats) -> int:
 
 def load(body: bytes) -> HostModel | GuestModel:
     """The part that ``dump`` gave. Raises PeerFault (of ``this model``), ValueError."""
-    try:
-        fields = unpack(body, _FILE, _COMMON)
-    except PeerFault:
-        fields = unpack(body, _FILE, _GUEST)
+    fields = _unpacked(body)
     guest = "hosts" in fields
-    if fields["form"] != _FORMS[guest]:
+    if fields["form"] != _FORMS[1 if guest else 2 if "layer" in fields else 0]:
         raise ValueError(f"{fields['form'][:40]!r} is no form of model that this version knows")
     try:
         options = SplitOptions(**json.loads(fields["options"]))
@@ -147,7 +152,12 @@ def load(body: bytes) -> HostModel | GuestModel:
     if not guest:
         tower = Tower(columns, options)
         fill(tower, fields["weights"], _FILE)
-        return HostModel(options, scaling, tower)
+        layer = fields.get("layer")
+        if (None if layer is None else layer.shape) != (
+            (options.width, options.interactive) if options.encrypted else None
+        ):
+            raise PeerFault(_FILE, "malformed", "a layer of other widths")
+        return HostModel(options, scaling, tower, layer)
     hosts, values = tuple(fields["hosts"].split("\n")), fields["values"]
     if options.loss == "squared" and values.shape != (2,):
         raise PeerFault(_FILE, "malformed", f"{len(values)} numbers for a mean and a deviation")
@@ -157,6 +167,16 @@ def load(body: bytes) -> HostModel | GuestModel:
         fill(net, fields[name], _FILE)
         nets.append(net)
     return GuestModel(options, scaling, nets[0], nets[1], values, hosts)
+
+
+def _unpacked(body: bytes) -> dict[str, Any]:
+    for expected in (_COMMON, _LAYERED):
+        try:
+            return unpack(body, _FILE, expected)
+        except PeerFault:
+            # It has other fields; the last form says what is wrong with it.
+            continue
+    return unpack(body, _FILE, _GUEST)
 
 
 def _fields(form: str, options: SplitOptions, scaling: Scaling, weights: Singles) -> dict[str, Any]:

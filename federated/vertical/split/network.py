@@ -35,13 +35,15 @@ _STATE: Final[dict[str, Expected]] = {
 
 
 class Tower(nn.Module):
-    """Features [N, F] to [N, width]; each row cut to the norm ``most`` where that is given."""
+    """Features [N, F] to [N, width]; each row cut to the norm ``most`` where that is given: under noise, and where
+    activations leave (``leaves``) encrypted, as bounded numbers."""
 
-    def __init__(self, features: int, options: SplitOptions) -> None:
+    def __init__(self, features: int, options: SplitOptions, leaves: bool = True) -> None:
         super().__init__()
         self.first = nn.Linear(features, options.hidden)
         self.second = nn.Linear(options.hidden, options.width)
-        self.most = options.activation_clip if options.noise else None
+        bounded = options.noise or (options.encrypted and leaves)
+        self.most = options.activation_clip if bounded else None
 
     def forward(self, features: Tensor) -> Tensor:
         found: Tensor = self.second(torch.relu(self.first(features)))
@@ -56,17 +58,17 @@ class GuestNet(nn.Module):
 
     def __init__(self, features: int, hosts: int, outputs: int, options: SplitOptions) -> None:
         super().__init__()
-        self.tower = Tower(features, options)
+        self.tower = Tower(features, options, leaves=False)
         self.dot = options.top == "dot" and hosts > 0
         if self.dot:
             # A constant cancels among a batch's own candidates: its gradient would be rounding alone.
             self.bias = nn.Parameter(torch.zeros(1)) if options.loss != "in_batch" else None
         else:
-            self.first = nn.Linear(options.width * (1 + hosts), options.hidden)
+            self.first = nn.Linear(options.width + hosts * options.share, options.hidden)
             self.second = nn.Linear(options.hidden, outputs)
 
     def forward(self, features: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """Logits [N, outputs] of ``features`` [N, F] and each host's activations [N, width]."""
+        """Logits [N, outputs] of ``features`` [N, F] and each host's share [N, options.share]."""
         own = self.tower(features)
         if self.dot:
             scores: Tensor = (own * shares[0]).sum(dim=1, keepdim=True)

@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 MOST_WIDTH: Final = 4_096
 MOST_EPOCHS: Final = 10_000
+MOST_SEALED: Final = 8_192
+"""Rows of a batch that fit one ciphertext."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,12 @@ class SplitOptions:
     go into: the activations or gradients it sends and its own steps; 0 for none. Then each row's activations are cut to
     the norm ``activation_clip``, its gradients to ``gradient_clip``, its part in a step to ``step_clip``, all L2.
     ``delta``: of the statement that comes of it.
+
+    ``layer``: ``clear``, hosts send their activations; or ``encrypted``, each host's pass a layer to ``interactive``
+    numbers whose weights are shared between it and the guest (``layer.py``): the guest sees those numbers and not the
+    activations, each of at most the norm ``activation_clip``. ``layer_rate``: of gradient descent on the layer's
+    weights, to within a factor of √2. Then ``noise`` protects labels alone: it is in what goes back to hosts and in the
+    guest's steps, and hosts' rows have the encryption.
     """
 
     loss: Literal["logistic", "classes", "squared", "in_batch"] = "logistic"
@@ -40,6 +48,9 @@ class SplitOptions:
     gradient_clip: float = 0.1
     step_clip: float = 1.0
     delta: float = 1e-5
+    layer: Literal["clear", "encrypted"] = "clear"
+    interactive: int = 4
+    layer_rate: float = 0.5
 
     def __post_init__(self) -> None:
         for name, largest in (
@@ -47,6 +58,7 @@ class SplitOptions:
             ("width", MOST_WIDTH),
             ("epochs", MOST_EPOCHS),
             ("batch", 2**16),
+            ("interactive", MOST_WIDTH),
         ):
             if not 1 <= getattr(self, name) <= largest:
                 raise ValueError(f"{name} is {getattr(self, name)}, not within 1 and {largest}")
@@ -59,6 +71,7 @@ class SplitOptions:
             ("gradient_clip", 1e-6, 1e6),
             ("step_clip", 1e-6, 1e6),
             ("delta", 1e-100, 0.1),
+            ("layer_rate", 1e-6, 1e6),
         ):
             value = getattr(self, name)
             if not math.isfinite(value) or not least <= value <= most:
@@ -72,3 +85,34 @@ class SplitOptions:
                 "with in_batch a row goes into the gradients of its whole batch: noise made for one row's would "
                 "promise too much; use the loss logistic"
             )
+        if self.encrypted:
+            self._check_encrypted()
+
+    def _check_encrypted(self) -> None:
+        if self.top == "dot":
+            raise ValueError(
+                "an inner product needs the host's own vector, which the encrypted layer keeps from the guest; use the "
+                "top mlp, or noise"
+            )
+        if self.interactive >= self.width:
+            raise ValueError(
+                f"interactive is {self.interactive} and width {self.width}: from as many numbers as activations the "
+                "guest could solve for all of them; interactive must be smaller"
+            )
+        if self.batch > MOST_SEALED:
+            raise ValueError(f"batch is {self.batch}; the encrypted layer takes at most {MOST_SEALED} rows")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether activations pass the encrypted layer."""
+        return self.layer == "encrypted"
+
+    @property
+    def share(self) -> int:
+        """Numbers of a row that the guest has from each host."""
+        return self.interactive if self.encrypted else self.width
+
+    @property
+    def host_noise(self) -> float:
+        """``noise`` in what hosts send."""
+        return 0.0 if self.encrypted else self.noise

@@ -7,6 +7,9 @@ the others do with them, and all that follows, is post-processing. So E epochs a
 multiplier ``noise`` (``federated.privacy.composition``). Batches are public, so sampling hides nothing and is not
 counted.
 
+With the encrypted layer the same holds for the guest's rows alone: its noise is in the gradients along what it sees of
+hosts, before they enter the layer, and all that a host gets of them is post-processing. Hosts add none.
+
 Not in it: the columns' means and deviations, by which features are scaled, and answers to queries later: an answer adds
 one release for the row that was asked for, each time.
 """
@@ -69,10 +72,20 @@ def epsilon_of(options: SplitOptions, releases: int) -> float:
     return gaussian_epsilon(options.noise, releases, options.delta)
 
 
-def statement(options: SplitOptions) -> dict[str, float | int | str]:
+def statement(options: SplitOptions, *, guest: bool) -> dict[str, float | int | str]:
     """What a party shows of how its rows are protected."""
+    if options.encrypted and not guest:
+        return {
+            "protection": f"activations encrypted; the guest, if it follows the protocol, sees {options.share} numbers "
+            f"of each row and epoch made of {options.width} activations"
+        }
     if not options.noise:
-        return {"protection": "none: activations and gradients tell of features and labels"}
+        seen = (
+            "gradients tell of labels"
+            if options.encrypted
+            else "activations and gradients tell of features and labels"
+        )
+        return {"protection": f"none: {seen}"}
     return {
         "protection": "Gaussian noise; a row replaced by another is the neighbour",
         "noise": options.noise,

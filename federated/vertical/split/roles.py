@@ -1,7 +1,6 @@
 """Guest and hosts of a split network.
 
-    each batch   hosts ► guest   ``activations``: [B, width], float32
-                 guest ► hosts   ``gradients`` of the mean loss along them: [B, width], float32
+    each batch   a share of each host's activations to the guest, gradients back (``exchange``)
     each epoch   a checkpoint at every party
 
 Initial weights are drawn in secret: who knows a tower's first weights would invert its first activations.
@@ -16,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from federated.privacy.randomness import SYSTEM, Randomness
@@ -28,14 +27,21 @@ from federated.vertical.parties import (
     PartResult,
     Progress,
     Role,
-    Send,
-    gather,
-    receive,
 )
+from federated.vertical.split.exchange import (
+    ClearGuest,
+    ClearHost,
+    GuestSide,
+    HostSide,
+    SealedGuest,
+    SealedHost,
+    apart,
+    with_layer,
+)
+from federated.vertical.split.layer import Plan
 from federated.vertical.split.model import GuestModel, HostModel, as_input, outputs_of
 from federated.vertical.split.network import (
     GuestNet,
-    Integers,
     Tower,
     adam,
     batches,
@@ -48,7 +54,6 @@ from federated.vertical.split.network import (
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows, noised_step, statement
 from federated.vertical.tables import Table
-from federated.vertical.wire import Arr, pack, unpack
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -103,6 +108,13 @@ def own_table(setup: Setup, options: SplitOptions) -> Table:
         if table.labels is None:
             raise ValueError(f"{setup.me} is the guest and has no labels")
         Labels.of(table.labels, options)
+    if options.encrypted:
+        Plan.of(options, len(table))
+        if not guest and len(table.names) <= options.interactive:
+            raise ValueError(
+                f"{setup.me} has {len(table.names)} columns, and the guest gets {options.interactive} numbers of each "
+                "row: they could hold the columns themselves; interactive must be smaller than the columns"
+            )
     return table
 
 
@@ -115,37 +127,37 @@ def host(
 ) -> Role[PartResult]:
     """A party with features alone."""
     table, guest_name = own_table(setup, options), setup.one("guest")
-    scaling = Scaling.of(table.features, options.clip)
+    scaling, seed = Scaling.of(table.features, options.clip), drawn_seed(draw)
     features, net = as_input(scaling, table.features), Tower(len(table.names), options)
-    initialise(net, drawn_seed(draw))
+    initialise(net, seed)
     optimiser = adam(net, options)
-    first = 0 if state is None else restore(net, optimiser, state)
+    first, kept = _restored(net, optimiser, options, state)
+    side: HostSide = ClearHost(options, guest_name, randomness)
+    if options.encrypted:
+        side = SealedHost(Plan.of(options, len(table)), guest_name, seed, kept, randomness)
 
     def along(weights: dict[str, Tensor], row: Tensor, gradient: Tensor) -> Tensor:
         shown: Tensor = functional_call(net, weights, (row[None],))
         return (shown[0] * gradient).sum()
 
+    yield from side.meet()
     for epoch in range(first, options.epochs):
         for rows in batches(len(table), options, setup.seed, epoch):
             batch = features[rows]
             activations = net(batch)
-            shown = finite(activations.detach().numpy())
-            if options.noise:
-                shown = noised_rows(shown, options.activation_clip, options, randomness)
-            yield Send(guest_name, "activations", pack({"rows": shown}))
-            body = yield from receive(guest_name, "gradients")
-            gradients = torch.from_numpy(read_rows(body, guest_name, rows, options))
+            gradients = torch.from_numpy((yield from side.gradients(finite(activations.detach().numpy()))))
             optimiser.zero_grad()
-            if options.noise:
+            if options.host_noise:
                 # A mean's gradient is divided by the rows already; each row's own is cut.
                 noised_step(net, along, (batch, gradients * len(rows)), options, randomness)
             else:
                 activations.backward(gradients)
             optimiser.step()
-        yield Checkpoint(epoch + 1, save(net, optimiser, epoch + 1))
+        yield Checkpoint(epoch + 1, _state(net, optimiser, options, epoch + 1, side))
         yield Progress(epoch + 1, options.epochs, "epochs")
-    part = HostModel(options, scaling, net)
-    return PartResult({"epochs": options.epochs, "rows": len(table)} | statement(options), part.dump())
+    part = HostModel(options, scaling, net, (yield from side.end()))
+    figures: dict[str, float | int | str] = {"epochs": options.epochs, "rows": len(table)}
+    return PartResult(figures | statement(options, guest=False), part.dump())
 
 
 def guest(
@@ -159,19 +171,20 @@ def guest(
     table, hosts = own_table(setup, options), setup.named("host")
     assert table.labels is not None
     labels, scaling = Labels.of(table.labels, options), Scaling.of(table.features, options.clip)
-    features = as_input(scaling, table.features)
+    features, seed = as_input(scaling, table.features), drawn_seed(draw)
     net = GuestNet(len(table.names), len(hosts), outputs_of(options, labels.values), options)
-    initialise(net, drawn_seed(draw))
-    optimiser = adam(net, options)
-    first, loss = (0 if state is None else restore(net, optimiser, state)), 0.0
+    initialise(net, seed)
+    optimiser, loss = adam(net, options), 0.0
+    first, kept = _restored(net, optimiser, options, state)
+    side: GuestSide = ClearGuest(options, hosts)
+    if options.encrypted:
+        side = SealedGuest(Plan.of(options, len(table)), hosts, seed, kept, randomness)
+    yield from side.meet()
     for epoch in range(first, options.epochs):
         loss = 0.0
         for rows in batches(len(table), options, setup.seed, epoch):
-            bodies = yield from gather(hosts, "activations")
-            shares = [
-                torch.from_numpy(read_rows(body, name, rows, options)).requires_grad_()
-                for name, body in bodies.items()
-            ]
+            received = yield from side.shares(len(rows))
+            shares = [torch.from_numpy(share).requires_grad_() for share in received]
             mean = loss_of(net, features[rows], shares, labels.targets[rows], options)
             loss += float(mean.detach()) * len(rows) / len(table)
             optimiser.zero_grad()
@@ -182,12 +195,11 @@ def guest(
                 count = np.float32(len(rows))
                 shown = noised_rows(shown * count, options.gradient_clip, options, randomness) / count
                 _guest_step(net, features[rows], shares, labels.targets[rows], options, randomness)
-            for place, name in enumerate(hosts):
-                part = shown[:, place * options.width : (place + 1) * options.width]
-                yield Send(name, "gradients", pack({"rows": part}))
+            yield from side.tell(np.split(shown, len(hosts), axis=1))
             optimiser.step()
-        yield Checkpoint(epoch + 1, save(net, optimiser, epoch + 1))
+        yield Checkpoint(epoch + 1, _state(net, optimiser, options, epoch + 1, side))
         yield Progress(epoch + 1, options.epochs, f"epochs, loss {loss:.4f}")
+    yield from side.end()
     alone = train_alone(features, labels, options, setup.seed)
     model = GuestModel(options, scaling, net, alone, labels.values, hosts)
     figures: dict[str, float | int | str] = {
@@ -195,7 +207,7 @@ def guest(
         "rows": len(table),
         "loss": round(loss, 6),
     }
-    return PartResult(figures | statement(options), model.dump())
+    return PartResult(figures | statement(options, guest=True), model.dump())
 
 
 def train_alone(features: Tensor, labels: Labels, options: SplitOptions, seed: int) -> GuestNet:
@@ -211,17 +223,34 @@ def train_alone(features: Tensor, labels: Labels, options: SplitOptions, seed: i
     return net
 
 
-def read_rows(body: bytes, sender: str, rows: Integers, options: SplitOptions) -> Singles:
-    """A batch of activations or gradients [B, width]. Raises PeerFault."""
-    found: Singles = unpack(body, sender, {"rows": Arr("<f4", (len(rows), options.width))})["rows"]
-    return found.copy()
-
-
 def finite(rows: Singles) -> Singles:
     """``rows``, all finite. Raises ValueError."""
     if not np.isfinite(rows).all():
         raise ValueError("training diverged: not finite; a smaller rate may help")
     return rows
+
+
+def _restored(
+    net: nn.Module, optimiser: torch.optim.Adam, options: SplitOptions, state: bytes | None
+) -> tuple[int, bytes | None]:
+    """The epoch of ``state``, which is put back, and what it has of the encrypted layer. Raises PeerFault."""
+    if state is None:
+        return 0, None
+    if not options.encrypted:
+        return restore(net, optimiser, state), None
+    of_net, of_layer = apart(state)
+    return restore(net, optimiser, of_net), of_layer
+
+
+def _state(
+    net: nn.Module,
+    optimiser: torch.optim.Adam,
+    options: SplitOptions,
+    epoch: int,
+    side: HostSide | GuestSide,
+) -> bytes:
+    found = save(net, optimiser, epoch)
+    return with_layer(found, side.state()) if options.encrypted else found
 
 
 def _gradient(share: Tensor) -> Singles:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from federated.vertical.kinds import Count, GuestPart, HostPart, Kind, Setup
-from federated.vertical.parties import Make, PartResult, Role
+from federated.vertical.kinds import Count, GuestPart, HostPart, Kind, Setup, by_role
+from federated.vertical.parties import Make
 from federated.vertical.transfer.options import TransferOptions
 
 
@@ -14,12 +14,7 @@ def make(options: TransferOptions, setup: Setup) -> Make:
     from federated.vertical.transfer import roles
 
     roles.own_table(setup)
-    role = roles.guest if setup.parties[setup.me] == "guest" else roles.host
-
-    def start(state: bytes | None) -> Role[PartResult]:
-        return role(options, setup, state)
-
-    return start
+    return by_role(options, setup, {"guest": roles.guest, "host": roles.host})
 
 
 def load(body: bytes) -> HostPart | GuestPart:
