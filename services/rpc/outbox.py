@@ -2,6 +2,10 @@
 
 Arrays are sent from where they lie, and stay in memory until ZeroMQ has passed them to the system. Small frames
 are copied, and only the number of messages bounds them.
+
+Whether a message has left is told by a thread of pyzmq's, which also lets go of its memory. Where the processor is
+short that thread comes late, and then a peer can be refused who has read everything: the bound is kept on what is in
+memory, not on what is unread. It is told ``busy``, and asks again.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Call:
 @dataclass(slots=True)
 class ServerCounts:
     """What a server saw. ``unsent_total``: answers to peers that are gone, or read none. ``held_back_total``:
-    answers to peers that read too slowly, who were told ``busy`` instead."""
+    answers to peers with too much on its way to them, as they read too slowly, who were told ``busy`` instead."""
 
     received_total: int = 0
     malformed_total: int = 0
@@ -231,7 +231,7 @@ class RpcServer:
         size = sum(len(frame) for frame in frames)
         if not self._outbox.has_room(peer, size):
             self.counts.held_back_total += 1
-            text = f"answers of more than {self._limits.per_peer_bytes} bytes wait for you to read them"
+            text = f"answers of more than {self._limits.per_peer_bytes} bytes to you have not left yet"
             frames, size = encode(Failure(message.id, BUSY, text)), 0
         try:
             large = size >= zmq.COPY_THRESHOLD

