@@ -78,8 +78,15 @@ class Table:
         return hashed.digest()
 
 
-def read_table(path: Path, *, id_column: str | None = "id", label_column: str | None = None) -> Table:
-    """The table in ``path`` (``.csv`` with a header, or ``.parquet``). All other columns are features.
+def read_table(
+    path: Path,
+    *,
+    id_column: str | None = "id",
+    label_column: str | None = None,
+    features: Sequence[str] | None = None,
+) -> Table:
+    """The table in ``path`` (``.csv`` with a header, or ``.parquet``). ``features``: these columns, in this order; all
+    others where that is left out.
 
     Without ``id_column`` rows are numbered from 1.
     An empty cell, ``NA`` or ``NaN`` is a missing feature. Raises TableRefused: not readable, a column that is not
@@ -89,7 +96,7 @@ def read_table(path: Path, *, id_column: str | None = "id", label_column: str | 
         columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     except OSError as error:
         raise TableRefused(f"{path} cannot be read: {error.strerror or error}") from error
-    for wanted in (id_column, label_column):
+    for wanted in (id_column, label_column, *(features or ())):
         if wanted is not None and wanted not in columns:
             raise TableRefused(f"{path} has no column {wanted!r}; it has {', '.join(list(columns)[:20])}")
     if id_column is None:
@@ -102,10 +109,13 @@ def read_table(path: Path, *, id_column: str | None = "id", label_column: str | 
         labels = _numbers(columns.pop(label_column), path, label_column)
         if missing := np.flatnonzero(np.isnan(labels)).tolist():
             raise TableRefused(f"{path}: no label in rows {[row + 1 for row in missing[:NAMED]]}")
-    features = np.empty((len(ids), len(columns)))
-    for place, (name, cells) in enumerate(columns.items()):
-        features[:, place] = _numbers(cells, path, name)
-    return Table(ids, features, tuple(columns), labels)
+    names = tuple(columns) if features is None else tuple(features)
+    if wrong := [name for name in names if name not in columns or names.count(name) > 1]:
+        raise TableRefused(f"{path}: {wrong[0]!r} is asked for twice, or is the column of ids or labels")
+    found = np.empty((len(ids), len(names)))
+    for place, name in enumerate(names):
+        found[:, place] = _numbers(columns[name], path, name)
+    return Table(ids, found, names, labels)
 
 
 def write_csv(table: Table, path: Path, *, id_column: str = "id", label_column: str = "y") -> None:

@@ -155,6 +155,10 @@ def run(
     label: Annotated[str, typer.Option(help="The guest's column of labels.")] = "y",
     hosts: Annotated[int, typer.Option(min=1, max=8, help="How many hosts one table is split for.")] = 1,
     overlap: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of its rows that all get.")] = 1.0,
+    columns: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Of a run of `binning`: each party learns from what it kept."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="For the parties' files; a new one in /tmp if left out."),
@@ -180,6 +184,7 @@ def run(
         pooled,
         run_trial,
         whole_report,
+        with_columns,
         write_files,
     )
 
@@ -195,6 +200,7 @@ def run(
             write_split(whole, tables, halves(whole.names, hosts), overlap=overlap, seed=seed)
             id_column, label = "id", "y"
         parties = find_parties(tables, kind, coordinator=coordinator)
+        parties = parties if columns is None else with_columns(parties, columns)
         ids = id_column or "id"
         files = write_files(folder, parties, wanted, id_column=ids, label_column=label, workers=workers)
         with waiting() as line:
@@ -207,7 +213,8 @@ def run(
 
             reports = run_trial(files, told)
             line("pooled models, for comparison")
-            together = pooled(files, parties, ids, label)
+            # Beside what learns nothing that answers there is nothing to compare.
+            together = {} if kind.load is None else pooled(files, parties, ids, label)
     report = whole_report(wanted, reports, together)
     (folder / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
     note(f"the parties' files, results and the report are in {folder}")

@@ -11,6 +11,8 @@ from services.vertical.config import ConfigRefused
 
 SEEN: Final = ("party", "from", "message", "count", "bytes", "what it learns")
 PARTIES: Final = ("party", "role", "seconds", "attempts", "sent", "received")
+MOST_SHOWN: Final = 50
+"""Rows of such a table; its file and --format json have all."""
 Rows = list[tuple[str, ...]]
 
 
@@ -60,10 +62,27 @@ def tables(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
     ]
     if figures:
         found.append(("Figures", ("party", "figure", "value"), figures))
+    for name, one in parties.items():
+        for title, shown in one.get("tables", {}).items():
+            found.append((f"{title}, at {name}", *_columns(shown)))
     found.append(
         ("What each party saw", SEEN, [row for name, one in parties.items() for row in _seen(name, one)])
     )
     return found
+
+
+def _columns(shown: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], Rows]:
+    """Columns and rows of a table that a party's kind of job left as objects."""
+    names = list(dict.fromkeys(name for row in shown for name in row))
+    rows: Rows = []
+    for row in shown[:MOST_SHOWN]:
+        cells = (row.get(name) for name in names)
+        rows.append(
+            tuple(("yes" if cell else "no") if isinstance(cell, bool) else _number(cell) for cell in cells)
+        )
+    if len(shown) > MOST_SHOWN:
+        rows.append(tuple("…" for _ in names))
+    return names, rows
 
 
 def _quality(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +25,14 @@ import numpy as np
 from federated.vertical.evaluation import baselines
 from federated.vertical.kinds import Kind
 from federated.vertical.tables import read_table
+from services.vertical.columns import read_columns
 from services.vertical.config import ConfigRefused
 from services.vertical.keys import make_party_keys
 from services.vertical.party import ROWS
 
 FILE: Final = "party.toml"
 REPORT: Final = "report.json"
+BINNING: Final = "binning.json"
 _SUFFIXES: Final = (".csv", ".parquet")
 _END_S: Final = 10.0
 
@@ -41,11 +43,12 @@ class TrialFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who takes part in the trial; ``table`` is None at a coordinator."""
+    """Who takes part in the trial; ``table`` is None at a coordinator. ``columns``: as in its file's [data]."""
 
     name: str
     role: str
     table: Path | None
+    columns: Path | None = None
 
 
 def find_parties(data: Path, kind: Kind[Any], *, coordinator: bool = False) -> list[Party]:
@@ -77,6 +80,21 @@ def find_parties(data: Path, kind: Kind[Any], *, coordinator: bool = False) -> l
     return parties
 
 
+def with_columns(parties: list[Party], folder: Path) -> list[Party]:
+    """``parties`` with the columns that a trial of kind ``binning`` kept, whose files are in ``folder``.
+
+    Raises ConfigRefused.
+    """
+    found: list[Party] = []
+    for party in parties:
+        files = list(folder.glob(f"{party.name}/state/*/{BINNING}")) if party.table is not None else []
+        if party.table is not None and not files:
+            raise ConfigRefused(f"{folder} has no {BINNING} of {party.name}; `run binning --out` leaves one")
+        newest = max(files, key=lambda one: one.stat().st_mtime_ns, default=None)
+        found.append(replace(party, columns=newest))
+    return found
+
+
 def write_files(
     folder: Path,
     parties: list[Party],
@@ -104,6 +122,7 @@ def write_files(
         if party.table is not None:
             lines += ["\n[data]", *_values({"path": str(party.table.absolute()), "id": id_column})]
             lines += _values({"label": label_column}) if party.role == "guest" else []
+            lines += [] if party.columns is None else _values({"columns": party.columns.absolute()})
         plain = {key: value for key, value in job.items() if not isinstance(value, Mapping)}
         lines += ["\n[job]", *_values(plain)]
         for key, value in job.items():
@@ -242,9 +261,12 @@ def pooled(
         return {}
     ids = [row["id"] for row in found]
     tables = [
-        read_table(party.table, id_column=id_column, label_column=label if party is guest else None).align(
-            ids
-        )
+        read_table(
+            party.table,
+            id_column=id_column,
+            label_column=label if party is guest else None,
+            features=read_columns(party.columns),
+        ).align(ids)
         for party in parties
         if party.table is not None
     ]
