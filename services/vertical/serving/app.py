@@ -25,6 +25,7 @@ from services.api.health import RETRY_AFTER_S, Dependency
 from services.api.problems import FieldProblem, Problem
 from services.federation.requests import read_within
 from services.vertical.serving.audit import AuditLog
+from services.vertical.serving.audited import answer_audited
 from services.vertical.serving.bodies import Live, Prediction, PredictionRequest, Predictions, Ready
 from services.vertical.serving.callers import Callers
 from services.vertical.serving.guest import NOT_THERE, Answer, ServingGuest, off_loop
@@ -109,17 +110,9 @@ class PredictionRoutes:
             with _written_down():
                 self._audit.refuse(who, count, "refused", request_id=request_id)
             raise Problem("invalid_value", errors=problems)
-        marks = await off_loop(count, lambda: self._audit.marks(values))
         deadline_s = min(self._terms.deadline_s, (ask.deadline_ms or math.inf) / 1_000)
-        try:
-            answer = await self._guest.answer(values, deadline_s, request_id)
-        except BaseException:
-            # Hosts may have answered already, so their logs have it.
-            self._audit.write(who, count, marks, "failed", request_id=request_id)
-            raise
-        outcome = "degraded" if answer.degraded.any() else "answered"
         with _written_down():
-            self._audit.write(who, count, marks, outcome, request_id=request_id, run=answer.run)
+            answer = await answer_audited(self._guest, self._audit, who, values, deadline_s, request_id)
         self._count(answer)
         return answer
 

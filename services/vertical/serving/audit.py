@@ -7,7 +7,7 @@ Ids stand as marks: eight characters of a hash of each id, in the order of askin
     audit.jsonl      lines, oldest first; at its bound it becomes
     audit.jsonl.1    in the place of the one before, unless that has lines younger than ``keep_s``: then nothing more
                      is written, and so nothing answered (AuditFull)
-    audit.lock       held by the one process that writes
+    audit.lock       held for each line: several processes of a party may write (one that serves, one that predicts)
 
 A line is whole or not there: a write that fails is taken back, and what a cut left behind is closed by a line's end at
 the next start. Refusals are many, cheap to cause, and would push answers out of the log: of each kind and asker only
@@ -26,11 +26,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
-
-from services.vertical.store import StateInUse
 
 _KEY_BYTES: Final = 32
 LEAST_BYTES: Final = 4_096
@@ -47,8 +46,8 @@ class AuditFull(OSError):
 
 
 class AuditLog:
-    """Appends to ``path``. Thread-safe. Raises StateInUse; OSError where it cannot be written: nothing is answered
-    unaudited."""
+    """Appends to ``path``. Thread-safe, and safe beside other processes. Raises OSError where it cannot be written:
+    nothing is answered unaudited."""
 
     def __init__(
         self,
@@ -64,13 +63,23 @@ class AuditLog:
         self._now, self._monotonic = now, monotonic
         self._lock = threading.Lock()
         self._refusals: dict[tuple[str, str], tuple[float, int]] = {}
-        self._held = _hold(path.with_name("audit.lock"))
+        self._held = os.open(path.with_name("audit.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            self._key = _make_key(path.with_name("audit.key"))
-            self._file = self._open()
+            with self._alone():
+                self._key = _make_key(path.with_name("audit.key"))
+                self._file = self._open()
         except BaseException:
             os.close(self._held)
             raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process writes or turns the log over."""
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._held, fcntl.LOCK_UN)
 
     def _open(self) -> int:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -114,6 +123,22 @@ class AuditLog:
     def _append(self, entry: dict[str, Any]) -> None:
         at = self._now().isoformat(timespec="milliseconds")
         line = json.dumps({"at": at, **entry}, allow_nan=False).encode() + b"\n"
+        with self._alone():
+            self._follow()
+            self._put(line)
+
+    def _follow(self) -> None:
+        """To the file that is the log now, where another process turned it over, or a person moved it away."""
+        own = os.fstat(self._file)
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            os.close(self._file)
+            self._file = self._open()
+
+    def _put(self, line: bytes) -> None:
         size = os.fstat(self._file).st_size
         if size and size + len(line) > self._most:
             self._rotate()
@@ -223,17 +248,6 @@ def _backwards(path: Path) -> Iterator[bytes]:
             yield from reversed(lines)
             rest, end = first, begin
         yield rest
-
-
-def _hold(path: Path) -> int:
-    """The lock: two processes that both rotate would each throw away what the other wrote."""
-    held = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(held)
-        raise StateInUse(f"{path} is held: another process of this party answers already") from None
-    return held
 
 
 def _make_key(path: Path) -> bytes:

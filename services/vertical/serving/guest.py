@@ -57,12 +57,13 @@ _hellos = msgspec.msgpack.Decoder(Hello)
 class Answer:
     """Of N ids. ``found``: bool [N], whether the guest has the row. ``scores``: [N] or [N, C], NaN where it has not.
     ``degraded``: bool [N], scored by the guest's part alone. ``hosts``: what became of each host's question.
-    ``run``: whose model answered."""
+    ``missing``: of each host that answered, bool [N], the rows that it has not. ``run``: whose model answered."""
 
     found: npt.NDArray[np.bool_]
     scores: npt.NDArray[np.float64]
     degraded: npt.NDArray[np.bool_]
     hosts: Mapping[str, str]
+    missing: Mapping[str, npt.NDArray[np.bool_]]
     run: str
 
 
@@ -179,7 +180,12 @@ class ServingGuest:
         whole[found] = scores
         degraded = np.zeros(len(values), np.bool_)
         degraded[found] = alone
-        return Answer(found, whole, degraded, outcomes, loaded.run)
+        missing: dict[str, npt.NDArray[np.bool_]] = {}
+        for name, one in told.items():
+            if outcomes[name] == "answered":
+                missing[name] = np.zeros(len(values), np.bool_)
+                missing[name][found] = ~one.here
+        return Answer(found, whole, degraded, outcomes, missing, loaded.run)
 
     async def _ask(
         self, name: str, values: Sequence[bytes], until_s: float, run: str, request_id: str

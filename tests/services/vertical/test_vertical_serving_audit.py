@@ -27,7 +27,6 @@ from services.vertical.serving.audit import (
     older,
 )
 from services.vertical.serving.quota import Quota
-from services.vertical.store import StateInUse
 from tests.support.vertical_serving import ask, audit, serving, trained
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -159,12 +158,20 @@ def test_refusals_without_end_push_no_answer_out(tmp_path: Path) -> None:
     assert [entry["requests"] for entry in found if "requests" in entry] == [10_000 - REFUSALS]
 
 
-def test_one_process_writes_a_log(tmp_path: Path) -> None:
-    log = AuditLog(tmp_path / "audit.jsonl", 4_096)
-    with pytest.raises(StateInUse, match="answers already"):
-        AuditLog(tmp_path / "audit.jsonl", 4_096)
-    log.close()
-    AuditLog(tmp_path / "audit.jsonl", 4_096).close()
+def test_several_processes_write_one_log_and_turn_it_over(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    one, other = AuditLog(path, 4_096), AuditLog(path, 4_096)
+    for place in range(60):
+        (one if place % 3 else other).write("bank", place, "", "answered")
+    assert older(path).exists()
+    rows = [entry["rows"] for entry in entries(path)]
+    assert rows == list(range(60 - len(rows), 60))
+    assert len(rows) > 30
+    path.unlink()
+    one.write("bank", 60, "", "answered")
+    assert [json.loads(line)["rows"] for line in path.read_text().splitlines()] == [60]
+    one.close()
+    other.close()
 
 
 def test_recent_lines_are_read_from_the_end(tmp_path: Path) -> None:
