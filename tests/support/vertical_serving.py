@@ -14,7 +14,8 @@ from typing import Any, Final
 from federated.vertical.wire import pack
 from services.vertical.config import load_party
 from services.vertical.party import MODEL, Prepared, prepare
-from services.vertical.serving.process import AUDIT, serve_party
+from services.vertical.serving.opening import AUDIT
+from services.vertical.serving.process import serve_party
 from services.vertical.store import write_whole
 from tests.support.vertical import party_files
 

@@ -9,7 +9,7 @@ from federated.psi.ids import IdRule
 from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.keys import load_party_keys
 from services.vertical.serving.audit import entries, marks_in, marks_of, read_key
-from services.vertical.serving.process import AUDIT
+from services.vertical.serving.opening import AUDIT
 from services.vertical.serving.tokens import Naming, value_of
 
 

@@ -20,9 +20,7 @@ from federated.psi.ids import IdRule
 from federated.vertical.tables import Table
 from services.listening import address_of, cancel, listen, serve_until
 from services.settings.checks import parse_address
-from services.vertical.config import ConfigRefused, PartyConfig
-from services.vertical.jobs import find_kind
-from services.vertical.network import Peer
+from services.vertical.config import ConfigRefused
 from services.vertical.party import MODEL, ROWS, Part, Prepared, read_part
 from services.vertical.serving.app import PredictionRoutes, Terms, assemble
 from services.vertical.serving.audit import AuditLog
@@ -30,10 +28,10 @@ from services.vertical.serving.callers import Callers
 from services.vertical.serving.guest import ServingGuest
 from services.vertical.serving.host import ServingHost
 from services.vertical.serving.metrics import ServingMetrics
-from services.vertical.serving.parts import Loaded, Parts, Renewal
+from services.vertical.serving.opening import hosts_of, id_rule, load_part, open_audit, peers_of
+from services.vertical.serving.parts import Parts, Renewal
 from services.vertical.serving.quota import WINDOW_S, Quota
 
-AUDIT: Final = "audit.jsonl"
 _log = logging.getLogger(__name__)
 RENEW_S: Final = 1.0
 """How often a newer run's part is looked for."""
@@ -64,10 +62,9 @@ def serve_party(
     if table is None:
         raise ConfigRefused("a coordinator has no part in joint inference")
     part = _part(prepared)
-    parts = Parts(_load(config, part))
-    rule = IdRule(config.job.psi.get("case", "keep"))
-    audit = AuditLog(config.party.state / AUDIT, config.serve.audit_bytes, keep_s=config.serve.audit_keep)
-    serving = _Serving(prepared, table, rule, parts, part.job, audit, stop)
+    parts = Parts(load_part(config, part))
+    audit = open_audit(config)
+    serving = _Serving(prepared, table, id_rule(config), parts, part.job, audit, stop)
     try:
         with _renewed(serving):
             if config.party.role == "guest":
@@ -82,7 +79,9 @@ def serve_party(
 def _renewed(serving: _Serving) -> Iterator[None]:
     """Newer runs' parts are taken up while the body runs."""
     prepared, ended = serving.prepared, threading.Event()
-    renewal = Renewal(prepared.folder / MODEL, lambda: _load(prepared.config, _part(prepared)), serving.parts)
+    renewal = Renewal(
+        prepared.folder / MODEL, lambda: load_part(prepared.config, _part(prepared)), serving.parts
+    )
     thread = threading.Thread(target=renewal.follow, args=(ended, RENEW_S), name="renew-part")
     thread.start()
     try:
@@ -107,21 +106,6 @@ def _part(prepared: Prepared) -> Part:
     return part
 
 
-def _load(config: PartyConfig, part: Part) -> Loaded:
-    kind = find_kind(config.job.what)
-    if kind.load is None:
-        raise ConfigRefused(f"{kind.name} leaves no model that answers")
-    return Loaded(part.run, kind.load(part.model))
-
-
-def _peers(config: PartyConfig, role: str) -> dict[str, Peer]:
-    return {
-        name: Peer(bytes.fromhex(peer.key), peer.address)
-        for name, peer in config.peers.items()
-        if peer.role == role
-    }
-
-
 def _serve_host(serving: _Serving, listening: Listening) -> None:
     config = serving.prepared.config
     if config.party.listen is None:
@@ -129,7 +113,7 @@ def _serve_host(serving: _Serving, listening: Listening) -> None:
     host = ServingHost(
         config.party.listen,
         serving.prepared.keys,
-        _peers(config, "guest"),
+        peers_of(config, "guest"),
         serving.parts,
         _answerable(serving),
         serving.audit,
@@ -168,9 +152,7 @@ def _quota(most: int, audit: AuditLog) -> Quota:
 
 async def _serve_guest(serving: _Serving, listening: Listening) -> None:
     config = serving.prepared.config
-    hosts = _peers(config, "host")
-    if missing := [name for name, peer in hosts.items() if peer.address is None]:
-        raise ConfigRefused(f"peers.{missing[0]}.address is left out: the guest asks the hosts")
+    hosts = hosts_of(config)
     address = parse_address(config.serve.listen)
     if not address.loopback and not config.serve.api_keys:
         raise ConfigRefused(

@@ -30,7 +30,7 @@ from services.vertical.serving import app
 from services.vertical.serving.audit import entries
 from services.vertical.serving.guest import OUTCOMES
 from services.vertical.serving.host import HELLO, METHOD, Ask, Hello, Share
-from services.vertical.serving.process import AUDIT
+from services.vertical.serving.opening import AUDIT
 from services.vertical.serving.reach import Reach
 from services.vertical.serving.tokens import Naming
 from tests.support.vertical import ROOT
