@@ -21,11 +21,13 @@ _TIMEOUT_S: Final = 30.0
 
 
 class Api:
-    """Speaks to one API. Raises CommandFailed: NOT_RUNNING where nothing answers, REFUSED for a problem."""
+    """Speaks to one API. ``ca`` is a file with the authority of its certificate, where the system does not know it.
+    Raises CommandFailed: NOT_RUNNING where nothing answers, REFUSED for a problem."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, ca: str | None = None) -> None:
         self.url = url.rstrip("/")
         self.key = key
+        self._ca = ca
 
     def get(self, *path: str) -> object:
         """``GET /v1/path...``, each part escaped."""
@@ -59,8 +61,12 @@ class Api:
     def _connection(self, parts: SplitResult) -> http.client.HTTPConnection:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("an address begins with http:// or https://")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+        import ssl
+
+        context = ssl.create_default_context(cafile=self._ca)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
 
 
 def _decoded(text: bytes, url: str) -> object:

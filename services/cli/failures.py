@@ -38,6 +38,7 @@ _CODES: Final = {
     "services.parameter_server.types.ParametersUnavailable": Exit.BACKEND_UNAVAILABLE,
     "federated.job_sections.JobRefused": Exit.BAD_INPUT,
     "services.federation.edge.EdgeRefused": Exit.SETTINGS,
+    "services.federation.certificates.CertificateFailed": Exit.SETTINGS,
     "federated.rounds.store.StoreUnavailable": Exit.BACKEND_UNAVAILABLE,
     "featurestore.online.StoreError": Exit.BACKEND_UNAVAILABLE,
     "featurestore.feature.SchemaError": Exit.SETTINGS,

@@ -15,6 +15,8 @@ from services.cli.groups import group
 from services.processes import SERVICES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from services.coordination.membership import Member
     from services.settings.model import Settings
 
@@ -56,7 +58,8 @@ def check(
 ) -> None:
     """Check that processes are registered and ready; for health checks of containers.
 
-    Without options: each that was started from this data folder. An API must also answer /health/ready.
+    Without options: each that was started from this data folder. APIs and federation's servers must also answer
+    /health/ready.
     """
     from services.cli.output import print_json
 
@@ -78,7 +81,7 @@ def check(
 def _named(settings: Settings, service: str | None, name: str | None) -> dict[str, str]:
     """By name, what is wrong with the registered members that are asked for (nothing: an empty text)."""
     members = _members(settings, SERVICES if service is None else (service,))
-    found = {member.name: _fault(member) for member in members if name in (None, member.name)}
+    found = {member.name: _fault(settings, member) for member in members if name in (None, member.name)}
     if not found:
         who = name if name is not None else "a process"
         of = "" if service is None else f" of the {service} service"
@@ -93,7 +96,7 @@ def _started_here(settings: Settings) -> dict[str, str]:
     if not here:
         raise CommandFailed(Exit.NOT_RUNNING, f"no process runs from {settings.data.dir}")
     members = {member.name: member for member in _members(settings, SERVICES)}
-    return {name: _fault(members.get(name), pid) for name, pid in sorted(here.items())}
+    return {name: _fault(settings, members.get(name), pid) for name, pid in sorted(here.items())}
 
 
 def _members(settings: Settings, services: Iterable[str]) -> list[Member]:
@@ -108,27 +111,42 @@ def _members(settings: Settings, services: Iterable[str]) -> list[Member]:
         return [member for service in services for member in members(coordination, service)]
 
 
-def _fault(member: Member | None, pid: int | None = None) -> str:
+def _fault(settings: Settings, member: Member | None, pid: int | None = None) -> str:
     """What keeps ``member`` from being well; an empty text for nothing."""
     if member is None or (pid is not None and member.pid != pid):
         return "not registered"
     if not member.ready:
         return "registered, but not ready"
-    # A federation server with TLS may want a certificate that this check does not have.
-    asked = member.service == "api" or (member.service == "federation" and member.address.startswith("http:"))
-    return _unwell(member.address) if asked else ""
+    if member.service == "federation" and member.address.startswith("https:"):
+        federation = settings.federation
+        # It may want a certificate that this check does not have.
+        asked = federation.client_ca is None and federation.certificate is not None
+        return _unwell(member.address, federation.certificate) if asked else ""
+    return _unwell(member.address) if member.service in ("api", "federation") else ""
 
 
-def _unwell(url: str) -> str:
-    """What the API at ``url`` says is not well; an empty text for nothing."""
+def _unwell(url: str, certificate: Path | None = None) -> str:
+    """What the API at ``url`` says is not well; an empty text for nothing. ``certificate``: it must show this very one,
+    whoever signed it and whatever it is called."""
     import http.client
     import json
+    import ssl
     from urllib.parse import urlsplit
 
     try:
         where = urlsplit(url)
-        kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
-        with closing(kind(where.hostname or "", where.port, timeout=_ANSWER_S)) as connection:
+        opened: http.client.HTTPConnection
+        if where.scheme == "https":
+            context = ssl.create_default_context(cafile=certificate)
+            if certificate is not None:
+                context.check_hostname = False
+                context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            opened = http.client.HTTPSConnection(
+                where.hostname or "", where.port, timeout=_ANSWER_S, context=context
+            )
+        else:
+            opened = http.client.HTTPConnection(where.hostname or "", where.port, timeout=_ANSWER_S)
+        with closing(opened) as connection:
             connection.request("GET", f"{where.path.rstrip('/')}/health/ready")
             reply = connection.getresponse()
             said = json.loads(reply.read())

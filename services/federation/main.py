@@ -20,6 +20,7 @@ from services.coordination.membership import Member as Registered
 from services.coordination.membership import Registration
 from services.federation.access import Access
 from services.federation.app import DeviceRoutes, HealthRoutes, OperatorRoutes, assemble
+from services.federation.certificates import ensure_certificate
 from services.federation.edge_main import run_edge
 from services.federation.into import ServedStack
 from services.federation.listening import serve_app
@@ -40,10 +41,11 @@ log = logging.getLogger(__name__)
 
 def run(settings: Settings, name: str, stop: threading.Event) -> None:
     """Serve as ``name`` until ``stop`` is set. Raises SettingsError (an address that others reach, without TLS and
-    tokens), StoreUnavailable, CoordinationError, and OSError where the address cannot be had."""
+    tokens), StoreUnavailable, CoordinationError, and OSError where the address or its certificate cannot be had."""
     if problems := tuple(check(settings)):
         raise SettingsError(tuple(problem.at("settings") for problem in problems))
     federation = settings.federation
+    ensure_certificate(federation)
     with ExitStack() as stack:
         # Taken first, so that a port in use shows at once; connections wait until all is open.
         listener = listen(parse_address(federation.listen))

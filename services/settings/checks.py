@@ -131,6 +131,7 @@ def _check_federation(federation: FederationSettings) -> Iterator[SettingProblem
         ("certificate", federation.certificate, "certificate_key", federation.certificate_key),
         ("certificate_key", federation.certificate_key, "certificate", federation.certificate),
         ("client_ca", federation.client_ca, "certificate", federation.certificate),
+        ("create_certificate", federation.create_certificate or None, "certificate", federation.certificate),
     ):
         if given is not None and other is None:
             yield SettingProblem(

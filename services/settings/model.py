@@ -266,6 +266,9 @@ class FederationSettings(Section):
     certificate: Path | None = None
     """TLS: the server's certificate with its chain (PEM)."""
     certificate_key: Path | None = None
+    create_certificate: tuple[str, ...] = ()
+    """Names and addresses for which the first process that does not find the certificate's folder makes it, with a
+    certificate, its key and ``ca.pem``, the authority that devices know it by: for servers that share a volume."""
     client_ca: Path | None = None
     """TLS: only clients with a certificate of this authority may connect, and the certificate's name is their id."""
     max_connections: Count = 1_024
