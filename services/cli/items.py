@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -92,7 +93,9 @@ def own_rows(job: FederatedJob, client: str, data: str | None, settings: Setting
         raise CommandFailed(Exit.BAD_INPUT, str(error)) from error
 
 
+@cache
 def _dataset(name: str) -> Dataset:
+    # Kept: the devices of a cohort are one process.
     from services.cli.output import note
     from services.datasets.download import user_cache
     from services.datasets.open import open_dataset

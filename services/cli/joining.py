@@ -12,7 +12,7 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
-from services.cli.rounds import KEY_VARIABLE, federation_of, rows_in
+from services.cli.rounds import CA_VARIABLE, federation_of, operators, rows_in
 
 if TYPE_CHECKING:
     from federated.client_steps import Done, Spent
@@ -95,13 +95,17 @@ def join(
     try:
         secret = token_file.read_text(encoding="ascii").strip() if token_file else ""
         connected = HttpTransport(
-            urls, secret, ca=_text(ca), certificate=_text(certificate), key=_text(certificate_key)
+            urls,
+            secret,
+            ca=_text(ca) or os.environ.get(CA_VARIABLE),
+            certificate=_text(certificate),
+            key=_text(certificate_key),
         )
     except (OSError, ValueError) as error:  # an address that is none, a file that cannot be read
         raise CommandFailed(Exit.USAGE, str(error)) from error
     with connected as transport:
         try:
-            found = fetch_job(transport, job or _only_job(urls), clock, min(budget_seconds, 30.0))
+            found = fetch_job(transport, job or _only_job(urls, _text(ca)), clock, min(budget_seconds, 30.0))
         except JobUnreachable as error:
             raise CommandFailed(
                 Exit.NOT_RUNNING,
@@ -123,7 +127,7 @@ def join(
             raise CommandFailed(
                 Exit.REFUSED, str(error), "Ask who runs the job why, and take part only if you agree to it."
             ) from error
-        trainer = _trainer(found, client, data, torch, options.settings())
+        trainer = trainer_of(found, client, data, torch, options.settings())
         try:
             terms = with_identity(
                 terms_of(found), found, client, kept, transport, clock,
@@ -180,7 +184,9 @@ def _how_it_ended(spent: Spent, done: Done) -> str:
     )
 
 
-def _trainer(job: FederatedJob, client: str, data: str | None, torch: bool, settings: Settings) -> Any:
+def trainer_of(job: FederatedJob, client: str, data: str | None, torch: bool, settings: Settings) -> Any:
+    """What trains ``job``'s model on the rows of ``client``: of its own file, or its share of a data set. Raises
+    CommandFailed and DatasetError."""
     import numpy as np
 
     from federated.client_run import numpy_trainer, own_rows
@@ -221,13 +227,11 @@ def _text(file: Path | None) -> str | None:
     return None if file is None else str(file)
 
 
-def _only_job(urls: list[str]) -> str:
+def _only_job(urls: list[str], ca: str | None = None) -> str:
     """The name of the only job there is, from the first server that answers."""
-    from services.cli.client import Api
-
     for place, url in enumerate(urls):
         try:
-            rows = rows_in(Api(url, os.environ.get(KEY_VARIABLE)).get("fl", "jobs"), "jobs")
+            rows = rows_in(operators(url, ca=ca).get("fl", "jobs"), "jobs")
             break
         except CommandFailed as error:
             if (

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 URL_VARIABLE: Final = "HEADWATER_FL_URL"
 KEY_VARIABLE: Final = "HEADWATER_FL_KEY"
+CA_VARIABLE: Final = "HEADWATER_FL_CA"
+"""Names the file with the authority of the servers' certificates, where the system does not know it."""
 Url = Annotated[
     str | None,
     typer.Option(
@@ -37,6 +39,7 @@ _ROLES: Final = ("server", "scheduler", "edge")
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command("serve")(serve)
+    app.command("begin")(begin)
     app.command("list")(list_)
     app.command("log")(log)
     app.command("token")(token)
@@ -102,6 +105,17 @@ def serve(
     _, _, at = settings.federation.listen.rpartition(":")
     run_service("federation", settings, name or f"federation-{role}-{at}")
     leave()
+
+
+def begin(
+    context: typer.Context,
+    job: Annotated[Path, typer.Argument(metavar="FILE", help="The job's file (TOML; `headwater fl keys`).")],
+) -> None:
+    """Begin a job on the servers that share the settings' store. The same file again changes nothing.
+
+    Like `fl serve --job`, without a server: a job that goes into a stack begins with the items that it serves now.
+    """
+    _begin(context.obj.settings(), job)
 
 
 def list_(context: typer.Context, url: Url = None, key: Key = None) -> None:
@@ -332,11 +346,16 @@ def federation_of(job: FederatedJob, name: str) -> Federation:
 
 
 def _api(settings: Settings, url: str | None, key: str | None) -> Api:
-    from services.cli.client import Api
-
     scheme = "https" if settings.federation.certificate else "http"
     default = f"{scheme}://{settings.federation.listen}"
-    return Api(url or os.environ.get(URL_VARIABLE) or default, key or os.environ.get(KEY_VARIABLE))
+    return operators(url or os.environ.get(URL_VARIABLE) or default, key)
+
+
+def operators(url: str, key: str | None = None, ca: str | None = None) -> Api:
+    """The server at ``url`` as operators see it; key and authority are those of the environment unless given."""
+    from services.cli.client import Api
+
+    return Api(url, key or os.environ.get(KEY_VARIABLE), ca or os.environ.get(CA_VARIABLE))
 
 
 def rows_in(reply: object, name: str) -> list[dict[str, Any]]:
