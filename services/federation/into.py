@@ -51,13 +51,17 @@ def served_items(settings: Settings) -> Served:
 
 
 class ServedStack:
-    """The stack of ``settings`` as an outbox sees it (``outbox.Stack``). Opened when first asked, and anew after it was
-    away. One thread."""
+    """The stack of ``settings`` as an outbox sees it (``outbox.Stack``). Opened anew after it was away. One thread."""
 
     def __init__(self, settings: Settings, job: HostedJob) -> None:
         self._settings = settings
         self._job = job
         self._connected: _Connections | None = None
+
+    def open(self) -> None:
+        """See ``outbox.Stack``."""
+        with self._connection() as connected:
+            connected.available()
 
     def prepare(self, change: Array) -> tuple[Keys, Rows]:
         """See ``outbox.Stack``. What is no longer in the stack's catalogue, or hidden, is left out."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federated.packing import BodyMalformed, pack, unpack
-from federated.rounds import Desk, JobUnknown, Keys, Store, StoreUnavailable
+from federated.rounds import Desk, JobUnknown, Keys, Phase, Store, StoreUnavailable
 from federated.weights import Array
 from services.federation.hosted import HostedJob
 from services.federation.teaching import NotTaught
@@ -45,6 +45,10 @@ class StackAway(ConnectionError):
 
 class Stack(Protocol):
     """Where pushes go. Raises StackAway throughout."""
+
+    def open(self) -> None:
+        """Connect and load what pushes need, so that the first does not wait for it."""
+        ...
 
     def prepare(self, change: Array) -> tuple[RowKeys, Rows]:
         """The keys [N] and gradients [N, d] by which the stack learns ``change`` [D]."""
@@ -130,6 +134,7 @@ class Outbox:
         """Push what there is until ``stop`` is set, or the job is dropped."""
         back_off_s = _BACK_OFF_S[0]
         pause_s = 0.0
+        self._open()
         while not stop.wait(pause_s):
             try:
                 pause_s = 0.0 if self.step() else _IDLE_S
@@ -149,6 +154,16 @@ class Outbox:
             pause_s = back_off_s
             back_off_s = min(2.0 * back_off_s, _BACK_OFF_S[1])
         self._stack.close()
+
+    def _open(self) -> None:
+        """Open the stack of a job that goes on; where that fails, the first push tries again."""
+        try:
+            if self._desk.header().phase is not Phase.FINISHED:
+                self._stack.open()
+        except (StackAway, StoreUnavailable, JobUnknown) as error:
+            log.warning("job %s: nothing can be pushed yet: %s", self._job.name, error)
+        except Exception:
+            log.exception("job %s: its stack cannot be opened", self._job.name)
 
     def step(self) -> bool:
         """Send one push, if there is one and nobody else is at it. Raises StackAway, StoreUnavailable, JobUnknown, and

@@ -14,7 +14,7 @@ from support.batches import SCHEMA, SMALL
 from support.local_parameters import LocalParameters
 
 from federated.job import load_job
-from federated.rounds import JobUnknown, MemoryStore, Store, StoreUnavailable
+from federated.rounds import JobUnknown, MemoryStore, Phase, Store, StoreUnavailable
 from federated.rounds.store import Step
 from federated.weights import Array
 from models.parameters import RETRIEVAL
@@ -51,7 +51,13 @@ class InMemory:
     after: Callable[[], None] = lambda: None
     away: bool = False
     numbers: list[int] = field(default_factory=list)
+    opened: int = 0
     closed: bool = False
+
+    def open(self) -> None:
+        self.opened += 1
+        if self.away:
+            raise StackAway("nobody answers")
 
     def prepare(self, change: Array) -> tuple[Keys, Rows]:
         if self.away:
@@ -95,7 +101,7 @@ class World:
     def __init__(self, first: Array | None = None) -> None:
         self.store = MemoryStore()
         self.job: HostedJob = Registry(self.store).create(FILE, first)[0]
-        self.header = SimpleNamespace(version=0, attempt=0)
+        self.header = SimpleNamespace(version=0, attempt=0, phase=Phase.STARTING)
         self.parameters = LocalParameters(MODEL.needs)
         self.now = 1_000.0
         self.state = first_state(self.store, self.job)
@@ -115,7 +121,7 @@ class World:
         before = self.state.weights
         self.state = self.state.following({"weights": before + change})
         publish(self.store, self.job, self.header.version + 1, seed, self.state, self.header.attempt)
-        self.header = SimpleNamespace(version=self.header.version + 1, attempt=seed)
+        self.header = SimpleNamespace(version=self.header.version + 1, attempt=seed, phase=Phase.STARTING)
         self.now += 1.0
         return self.state.weights - before
 
@@ -237,6 +243,16 @@ def test_what_is_refused_is_told_and_the_next_goes_on_without_it() -> None:
 def test_the_thread_survives_what_fails_and_ends_with_its_job() -> None:
     world = World()
     outbox, stack, told = world.server("a")
+    stack.away = True  # when it is opened, and no longer afterwards
+    opened = stack.open
+
+    def open_() -> None:
+        try:
+            opened()
+        finally:
+            stack.away = False
+
+    stack.open = open_  # type: ignore[method-assign]
     world.learn(1)
     fails = iter([ValueError("our own fault"), StackAway("not now")])
     prepare = stack.prepare
@@ -254,6 +270,7 @@ def test_the_thread_survives_what_fails_and_ends_with_its_job() -> None:
             break
         thread.join(0.05)
     assert told == ["failed", "away", "applied"]
+    assert stack.opened == 1
 
     def gone() -> None:
         raise JobUnknown("job")
