@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from federated.privacy.accounting_statement import PrivacyStatement
     from federated.simulator.build import Built
     from federated.simulator.simulation import Row
+    from services.simulation.report import Table
 
 PICTURE: Final = "simulation.png"
 FIGURES: Final = "simulation.json"
@@ -110,7 +111,7 @@ def simulate(
 
     from services.cli.output import note, print_json, print_table
     from services.processes import limit_threads
-    from services.simulation.report import LEGEND, cells, columns, summary
+    from services.simulation.report import Table, summary
 
     options: Options = context.obj
     # Before NumPy loads: the engine's threads take whole chunks, a product needs no threads of its own.
@@ -154,8 +155,8 @@ def simulate(
         if private:
             for text in _statement(built, wanted, spent=0).lines():
                 note(text)
-        clips = wanted.privacy.mechanism != "signds"
-        with _showing(options.json, wanted.rounds.fl_iteration_num, private, clips) as show:
+        table = Table(private, wanted.privacy.mechanism != "signds", wanted.model.name == "items")
+        with _showing(options.json, wanted.rounds.fl_iteration_num, table) as show:
             for row in built.simulation.rows[-SHOWN:]:
                 show(row)
             for row in built.simulation.run():
@@ -171,8 +172,8 @@ def simulate(
             rows = built.simulation.rows
             if not rows:
                 return
-            print_table(columns(private, clips), [cells(row, private, clips) for row in rows[-SHOWN:]])
-            print(LEGEND)
+            print_table(table.columns(), [table.cells(row) for row in rows[-SHOWN:]])
+            print(table.legend())
             if private:
                 print(_statement(built, wanted).lines(over=True)[0])
             if built.simulation.world.spent:
@@ -340,19 +341,17 @@ def _write(found: dict[str, Any], built: Built, folder: Path) -> None:
 
 
 @contextmanager
-def _showing(json: bool, iterations: int, private: bool, clips: bool) -> Iterator[Callable[[Row], None]]:
+def _showing(json: bool, iterations: int, table: Table) -> Iterator[Callable[[Row], None]]:
     """Shows rows as they come: a live table on a terminal, lines elsewhere; on standard error beside JSON."""
     import sys
 
-    from services.simulation.report import cells, columns, line
-
     stream = sys.stderr if json else sys.stdout
     if not stream.isatty():
-        yield (lambda row: None) if json else (lambda row: print(line(row), flush=True))
+        yield (lambda row: None) if json else (lambda row: print(table.line(row), flush=True))
         return
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
+    from rich.table import Table as LiveTable
 
     shown: list[Row] = []
     with Live(console=Console(file=stream), refresh_per_second=8, transient=True) as live:
@@ -360,15 +359,15 @@ def _showing(json: bool, iterations: int, private: bool, clips: bool) -> Iterato
         def show(row: Row) -> None:
             shown.append(row)
             del shown[:-SHOWN]
-            table = Table(
-                *columns(private, clips),
+            drawn = LiveTable(
+                *table.columns(),
                 box=None,
                 pad_edge=False,
                 title=f"iteration {row.iteration} of {iterations}",
             )
             for one in shown:
-                table.add_row(*cells(one, private, clips))
-            live.update(table)
+                drawn.add_row(*table.cells(one))
+            live.update(drawn)
 
         yield show
 

@@ -1,4 +1,7 @@
-"""How good the model is after a version: on nobody's test rows, and on the clients' own held-out rows."""
+"""How good the model is after a version: on nobody's test rows, and on the clients' own held-out rows.
+
+Of an item table nobody asks how often its very first item is right: ``ranking`` has what is asked.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from federated.data import Federation
 from federated.device import LocalTraining
 from federated.evaluation import compare, distribution, evaluate_global, train_alone
 from federated.models import Model
+from federated.recommendation import ItemTable
 from federated.weights import Array
+from services.simulation.ranking import final_ranking, ranking_evaluator
 
 MOST_CLIENTS: Final = 2_000
 """Of a larger population so many are drawn, once, for evaluation."""
@@ -33,10 +38,13 @@ def drawn_clients(federation: Federation, most: int, seed: int) -> Numbers:
 
 def evaluator(federation: Federation, seed: int) -> Callable[[Model], Callable[[Array], dict[str, Any]]]:
     """Makes, of a model, the function that ``Simulation`` calls: accuracy and loss on the test rows, and mean,
-    worst decile and deviation over the clients."""
+    worst decile and deviation over the clients; of an item table ``recall_at_10`` and ``ndcg_at_10``."""
     clients = drawn_clients(federation, MOST_CLIENTS, seed)
 
     def of(model: Model) -> Callable[[Array], dict[str, Any]]:
+        if isinstance(model, ItemTable):
+            return ranking_evaluator(federation, clients, model)
+
         def evaluate(weights: Array) -> dict[str, Any]:
             found: dict[str, Any] = {}
             if len(federation.test_labels):
@@ -67,8 +75,11 @@ def final_evaluation(
 ) -> dict[str, Any]:
     """The distribution over the clients, and for some of them the global model against their own: trained from the
     same first weights for as many steps as the federation asked of a client on average. None where nobody holds
-    rows out."""
+    rows out. Of an item table, which nobody can learn alone, the ``ranking`` instead."""
     clients = drawn_clients(federation, MOST_CLIENTS, seed)
+    if isinstance(model, ItemTable):
+        found = final_ranking(federation, clients, model, weights)
+        return {"distribution": None, "global_against_local": None, "ranking": found}
     if len(clients) == 0:
         return {"distribution": None, "global_against_local": None}
     spread = distribution(evaluate_global(federation, clients, model, weights))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from federated.simulator.simulation import Row
-from services.simulation.report import NOT_PRIVATE
+from services.simulation.report import NOT_PRIVATE, RANKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,10 @@ _CURVES: Final = (
     ("accuracy", "test rows", "#1565c0"),
     ("clients_mean", "clients' own rows, mean", "#2e7d32"),
     ("clients_worst_decile", "worst tenth of the clients", "#c62828"),
+    *(
+        (metric, name, colour)
+        for (metric, (_, name)), colour in zip(RANKING.items(), ("#1565c0", "#2e7d32"), strict=True)
+    ),
 )
 _HOUR_S: Final = 3_600.0
 
@@ -29,24 +33,28 @@ def draw(rows: Sequence[Row], final: Mapping[str, Any], title: str, path: Path) 
     from matplotlib.figure import Figure
 
     private = any(row.epsilon is not None for row in rows)
+    ranks = final.get("ranking") is not None
     figure = Figure(figsize=(20.0 if private else 15.0, 8.4), layout="constrained", dpi=110)
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 4 if private else 3).ravel()
-    _quality(axes[0], rows, [float(row.iteration) for row in rows], "iteration")
-    _quality(axes[1], rows, [row.closed_s / _HOUR_S for row in rows], "virtual time, hours")
+    _quality(axes[0], rows, [float(row.iteration) for row in rows], "iteration", ranks)
+    _quality(axes[1], rows, [row.closed_s / _HOUR_S for row in rows], "virtual time, hours", ranks)
     _loss(axes[2], rows)
     _bytes(axes[3], rows)
     _uploads(axes[4], rows)
-    _spread(axes[5], final)
+    if ranks:
+        _ranking(axes[5], final["ranking"])
+    else:
+        _spread(axes[5], final)
     if private:
         known = [row for row in rows if row.epsilon is not None]
-        _quality(axes[6], known, [row.epsilon or 0.0 for row in known], "ε spent")
+        _quality(axes[6], known, [row.epsilon or 0.0 for row in known], "ε spent", ranks)
         _epsilon(axes[7], known)
     figure.suptitle(f"{title} ({NOT_PRIVATE})")
     figure.savefig(path)
 
 
-def _quality(axes: Axes, rows: Sequence[Row], places: Sequence[float], label: str) -> None:
+def _quality(axes: Axes, rows: Sequence[Row], places: Sequence[float], label: str, ranks: bool) -> None:
     for name, said, colour in _CURVES:
         known = [
             (place, 100.0 * row.metrics[name])
@@ -57,7 +65,10 @@ def _quality(axes: Axes, rows: Sequence[Row], places: Sequence[float], label: st
             axes.plot(
                 *zip(*known, strict=True), label=said, color=colour, marker="." if len(known) < 30 else ""
             )
-    axes.set(title="accuracy", xlabel=label, ylabel="right answers, %")
+    if ranks:
+        axes.set(title="held-out items found", xlabel=label, ylabel="%")
+    else:
+        axes.set(title="accuracy", xlabel=label, ylabel="right answers, %")
     _finish(axes)
 
 
@@ -129,6 +140,15 @@ def _spread(axes: Axes, final: Mapping[str, Any]) -> None:
         title="clients at the end, by accuracy on their own rows", xlabel="right answers, %", ylabel="clients"
     )
     axes.grid(alpha=0.3)
+
+
+def _ranking(axes: Axes, ranking: Mapping[str, Any]) -> None:
+    for shift, (whose, colour) in enumerate((("model", "#1565c0"), ("popular", "#9e9e9e"))):
+        values = [100.0 * ranking[whose][measure] for measure in ("recall", "ndcg")]
+        axes.bar([0.4 * shift + place for place in range(2)], values, 0.35, label=whose, color=colour)
+    axes.set(title="held-out items found at the end", ylabel="%")
+    axes.set_xticks([0.2, 1.2], [f"Recall@{ranking['k']}", f"NDCG@{ranking['k']}"])
+    _finish(axes)
 
 
 def _finish(axes: Axes) -> None:

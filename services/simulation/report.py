@@ -6,60 +6,102 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from federated.simulator.simulation import Row
+from services.simulation.ranking import K
 
 NOT_PRIVATE: Final = "simulated, not private: all clients' data were in this one process"
-COLUMNS: Final = ("#", "valid", "counted", "loss", "test", "clients", "worst", "up", "down", "time")
-"""Short, so that the table fits 80 columns; ``line`` says them in full."""
-PRIVATE_COLUMNS: Final = (*COLUMNS[:3], "clipped", *COLUMNS[4:], "eps")
-"""Of a job with a privacy mechanism, whose clients tell no loss; "clipped" is left out where nothing is (SignDS)."""
-_IN_FULL: Final = (
-    "iteration", "valid", "counted", "loss", "test accuracy", "clients' mean", "worst tenth", "up", "down",
-    "virtual time",
-)  # fmt: skip
-LEGEND: Final = (
-    "counted: uploads of starts; test, clients, worst: accuracy on test rows, on the clients' own held-out rows and "
-    "of their worst tenth; time: virtual"
-)
+ACCURACY: Final = {
+    "accuracy": ("test", "test accuracy"),
+    "clients_mean": ("clients", "clients' mean"),
+    "clients_worst_decile": ("worst", "worst tenth"),
+}
+"""What is measured of a model that names one class: the metric, its column (short, so that the table fits 80 columns)
+and its full name."""
+RANKING: Final = {f"recall_at_{K}": ("recall", f"Recall@{K}"), f"ndcg_at_{K}": ("ndcg", f"NDCG@{K}")}
+"""Likewise of an item table."""
+_LEGENDS: Final = {
+    False: "test, clients, worst: accuracy on test rows, on the clients' own held-out rows and of their worst tenth",
+    True: f"recall, ndcg: Recall@{K} and NDCG@{K} of what clients held out, among all items that they do not know",
+}
 
 
-def columns(private: bool, clips: bool = True) -> tuple[str, ...]:
-    """The table's, of a job with or without a privacy mechanism, which clips or does not."""
-    chosen = PRIVATE_COLUMNS if private else COLUMNS
-    return chosen if clips or not private else tuple(name for name in chosen if name != "clipped")
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How a run's rows are shown: of a job with a privacy mechanism (whose clients tell no loss), which clips or does
+    not (SignDS); of an item table, which ``ranks``."""
+
+    private: bool = False
+    clips: bool = True
+    ranks: bool = False
+
+    @property
+    def measures(self) -> dict[str, tuple[str, str]]:
+        """The metrics shown, with their short and full names."""
+        return RANKING if self.ranks else ACCURACY
+
+    def columns(self) -> tuple[str, ...]:
+        """The table's head."""
+        learned = ("clipped",) if self.private else ("loss",)
+        return (
+            *("#", "valid", "counted"),
+            *(learned if self.clips or not self.private else ()),
+            *(short for short, _ in self.measures.values()),
+            *("up", "down", "time"),
+            *(("eps",) if self.private else ()),
+        )
+
+    def legend(self) -> str:
+        """What the columns mean."""
+        return f"counted: uploads of starts; {_LEGENDS[self.ranks]}; time: virtual"
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """A row under ``columns``."""
+        learned = (
+            () if self.private and not self.clips else (share(row.clipped) if self.private else _loss(row),)
+        )
+        return (
+            str(row.iteration),
+            *_counted(row),
+            *learned,
+            *self._measured(row),
+            *_moved(row),
+            *(("" if row.epsilon is None else f"{row.epsilon:.3f}",) if self.private else ()),
+        )
+
+    def _measured(self, row: Row) -> tuple[str, ...]:
+        metrics = row.metrics or {}
+        return tuple((figure if self.ranks else share)(metrics.get(name)) for name in self.measures)
+
+    def line(self, row: Row) -> str:
+        """A row as one line."""
+        names = (
+            *("valid", "counted", "loss"),
+            *(long for _, long in self.measures.values()),
+            *("up", "down", "virtual time"),
+        )
+        values = (*_counted(row), _loss(row), *self._measured(row), *_moved(row))
+        text = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True) if value)
+        if row.clipped is not None:
+            text += f", clipped {share(row.clipped)}"
+        if row.epsilon is not None:
+            text += f", epsilon {row.epsilon:.3f}"
+        refused = "".join(f", refused {count} ({rule})" for rule, count in (row.refused or {}).items())
+        return f"iteration {row.iteration}: {text}{refused}" + (f": {row.failure}" if row.failure else "")
 
 
-def cells(row: Row, private: bool = False, clips: bool = True) -> tuple[str, ...]:
-    """A row under ``columns``."""
-    metrics = row.metrics or {}
-    loss = "" if row.loss is None else f"{row.loss:.4f}"
-    learned = () if private and not clips else (share(row.clipped) if private else loss,)
-    return (
-        str(row.iteration),
-        "yes" if row.valid else row.why.replace("_", " "),
-        f"{row.uploads}/{row.starts}",
-        *learned,
-        *(share(metrics.get(name)) for name in ("accuracy", "clients_mean", "clients_worst_decile")),
-        size(row.bytes_up),
-        size(row.bytes_down),
-        duration(row.closed_s),
-        *(("" if row.epsilon is None else f"{row.epsilon:.3f}",) if private else ()),
-    )
+def _counted(row: Row) -> tuple[str, str]:
+    return "yes" if row.valid else row.why.replace("_", " "), f"{row.uploads}/{row.starts}"
 
 
-def line(row: Row) -> str:
-    """A row as one line."""
-    named = zip(_IN_FULL[1:], cells(row)[1:], strict=True)
-    text = ", ".join(f"{name} {cell}" for name, cell in named if cell)
-    if row.clipped is not None:
-        text += f", clipped {share(row.clipped)}"
-    if row.epsilon is not None:
-        text += f", epsilon {row.epsilon:.3f}"
-    refused = "".join(f", refused {count} ({rule})" for rule, count in (row.refused or {}).items())
-    return f"iteration {row.iteration}: {text}{refused}" + (f": {row.failure}" if row.failure else "")
+def _loss(row: Row) -> str:
+    return "" if row.loss is None else f"{row.loss:.4f}"
+
+
+def _moved(row: Row) -> tuple[str, str, str]:
+    return size(row.bytes_up), size(row.bytes_down), duration(row.closed_s)
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
@@ -156,12 +198,24 @@ def summary(rows: Sequence[Row], final: Mapping[str, Any]) -> list[str]:
             f"{share(against['together']['mean'])} together, {share(against['alone']['mean'])} alone; "
             f"better for {share(against['served_better'])}, worse for {share(against['served_worse'])}"
         )
+    if ranking := final.get("ranking"):
+        ours, popular = ranking["model"], ranking["popular"]
+        lines.append(
+            f"{ranking['held_out']:,} held-out items among {ranking['items']:,}: Recall@{ranking['k']} "
+            f"{figure(ours['recall'])}, NDCG@{ranking['k']} {figure(ours['ndcg'])}; "
+            f"popular: {figure(popular['recall'])}, {figure(popular['ndcg'])}"
+        )
     return [*lines, NOT_PRIVATE]
 
 
 def share(value: float | None) -> str:
     """As a percentage."""
     return "" if value is None else f"{100.0 * value:.1f}%"
+
+
+def figure(value: float | None) -> str:
+    """To three places, as tables of ranking measures have it."""
+    return "" if value is None else f"{value:.3f}"
 
 
 def size(count: int) -> str:
