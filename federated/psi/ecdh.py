@@ -29,7 +29,7 @@ from federated.psi.group import (
 from federated.psi.hashing import Tags, as_rows, split, system, tags
 from federated.psi.members import Arrange, Folder, MemoryFolder
 from federated.psi.pool import TagPool, common
-from federated.psi.resume import FOLDER, Begun, begin, due
+from federated.psi.resume import FOLDER, Begun, begin, charge_again, due
 from federated.psi.terms import (
     Found,
     Terms,
@@ -83,6 +83,7 @@ def ecdh(
     else:
         secret = check_scalar(begun.held["secret"])
         folder.back_to(begun.held["folder"])
+        charge_again(first, peer, terms, begun.session.theirs - begun.done * terms.chunk)
     run = _Run(peer, begun, terms, first, secret, workers, folder)
     yield from run.rounds(begun.done)
     return (yield from run.result())

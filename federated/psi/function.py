@@ -22,8 +22,8 @@ from federated.psi.group import (
     scalar,
 )
 from federated.psi.hashing import Tags, split
-from federated.psi.terms import chunks, numbered, receive_numbered, rows_of
-from federated.vertical.parties import Draw, Effect, Incoming, PeerFault, Progress, Send, Workers
+from federated.psi.terms import numbered, receive_numbered
+from federated.vertical.parties import Draw, Effect, Incoming, PeerFault, Send, Workers, broadcast
 
 _HASH: Final = b"function"
 
@@ -34,40 +34,38 @@ def owned(ids: Sequence[bytes], key: bytes, workers: Workers) -> Tags:
 
 
 def ask(
-    peer: str, ids: Sequence[bytes], chunk: int, draw: Draw, workers: Workers
-) -> Generator[Effect, Incoming | None, Tags]:
-    """F of ``ids`` under the peer's key: [N, 16]. A new blinding for each chunk. Raises PeerFault."""
-    found: list[Tags] = [np.empty((0, HASH_BYTES), np.uint8)]
-    total = chunks(len(ids), chunk)
-    for number in range(total):
-        part = ids[number * chunk : (number + 1) * chunk]
-        blinding = scalar(draw)
-        yield Send(peer, "psi.ask", numbered(number, hash_and_raise(part, _HASH, blinding, workers)))
-        got = yield from receive_numbered(peer, "psi.answer", number, len(part), ELEMENT_BYTES)
+    peers: Sequence[str], number: int, ids: Sequence[bytes], draw: Draw, workers: Workers
+) -> Generator[Effect, Incoming | None, dict[str, Tags]]:
+    """F of ``ids``, chunk ``number`` of the asker's, under the key of each of ``peers``: [N, 16] by peer.
+
+    All are asked at once and with one blinding, a new one for each chunk (Jarecki, Kiayias, Krawczyk and Xu 2017): what
+    they see together is still uniform. Raises PeerFault.
+    """
+    blinding = scalar(draw)
+    asked = numbered(number, hash_and_raise(ids, _HASH, blinding, workers))
+    yield from broadcast(peers, "psi.ask", asked)
+    undo = inverse(blinding)
+    found: dict[str, Tags] = {}
+    for peer in peers:
+        got = yield from receive_numbered(peer, "psi.answer", number, len(ids), ELEMENT_BYTES)
         try:
-            elements = raise_all(got, inverse(blinding), workers)
+            elements = raise_all(got, undo, workers)
         except ElementRefused as why:
             raise PeerFault(peer, "element", str(why)) from None
-        found.append(_values(part, elements))
-        yield Progress(number + 1, total, "chunks asked")
-    return np.concatenate(found)
+        found[peer] = _values(ids, elements)
+    return found
 
 
 def answer(
-    peer: str, count: int, chunk: int, key: bytes, workers: Workers
+    peer: str, number: int, rows: int, key: bytes, workers: Workers
 ) -> Generator[Effect, Incoming | None, None]:
-    """The owner's side for ``count`` ids of the peer. Raises PeerFault."""
-    total = chunks(count, chunk)
-    for number in range(total):
-        asked = yield from receive_numbered(
-            peer, "psi.ask", number, rows_of(count, chunk, number), ELEMENT_BYTES
-        )
-        try:
-            answered = raise_all(asked, key, workers)
-        except ElementRefused as why:
-            raise PeerFault(peer, "element", str(why)) from None
-        yield Send(peer, "psi.answer", numbered(number, answered))
-        yield Progress(number + 1, total, "chunks answered")
+    """The owner's side for the ``rows`` ids of the peer's chunk ``number``. Raises PeerFault."""
+    asked = yield from receive_numbered(peer, "psi.ask", number, rows, ELEMENT_BYTES)
+    try:
+        answered = raise_all(asked, key, workers)
+    except ElementRefused as why:
+        raise PeerFault(peer, "element", str(why)) from None
+    yield Send(peer, "psi.answer", numbered(number, answered))
 
 
 def _values(ids: Sequence[bytes], elements: bytes) -> Tags:

@@ -132,9 +132,9 @@ def _found(
             yield from ecdh(peer, arrange, terms, first=first, workers=workers, folder=folder, state=state)
         )
     if protocol == "several":
-        return (yield from several(setup.me, parties, arrange, terms, workers=workers))
+        return (yield from several(setup.me, parties, arrange, terms, workers=workers, state=state))
     if protocol == "ot":
-        return (yield from transfers(peer, arrange, terms, first=first))
+        return (yield from transfers(peer, arrange, terms, first=first, state=state))
     if protocol == "rsa":
         bits = options.bits
         if asks(first, terms):
@@ -173,11 +173,23 @@ def _found(
             held=own.filter_of(peer),
             least_bits=options.filter_bits,
             workers=workers,
+            state=state,
         )
         own.keep_filter(peer, made)
         return result
-    prepared = own.prepared(ids, options.filter_bits, workers)
-    return (yield from unbalanced.owner(peer, ids, prepared, terms, first=first, workers=workers))
+    bits = options.filter_bits
+    found = unbalanced.owner(
+        peer,
+        ids,
+        own.prepared(ids, bits),
+        terms,
+        first=first,
+        bits=bits,
+        ready=own.keep_prepared,
+        workers=workers,
+        state=state,
+    )
+    return (yield from found)
 
 
 def _result(protocol: str, ids: Ids | None, found: Found, more: Mapping[str, str]) -> PartResult:
@@ -209,6 +221,7 @@ SEEN: Final[Mapping[str, str]] = {
     "psi.ot.reply": "base transfers: uniform elements",
     "psi.ot.columns": "bits masked by a pseudo-random generator",
     **{f"psi.values.{number}": "random values but for common ids" for number in range(3)},
+    "psi.prepare": "whether the sender prepares its set within the run",
     "psi.filter.offer": "a digest of the filter",
     "psi.filter.want": "whether the sender has it from before",
     "psi.filter.piece": "values of a function that only the sender can evaluate",

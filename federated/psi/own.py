@@ -17,7 +17,6 @@ from federated.psi.limits import Budget
 from federated.psi.members import Folder, Members
 from federated.psi.rsa import PrivateKey, generate, private_key
 from federated.psi.signatures import SignatureCache
-from federated.vertical.parties import Workers
 
 Spool = Callable[[IdRule, bytes], Members]
 """Makes the members of ids that are read anew each time, in the order of a secret key of 32 bytes."""
@@ -63,16 +62,16 @@ class Own:
         self.kept.write(name, key.to_bytes())
         return key
 
-    def prepared(self, ids: Ids, bits: int, workers: Workers) -> unbalanced.Prepared:
-        """The large side of the unbalanced mode, made anew where none is kept or where the ids are others now."""
-        name = f"prepared-{bits}"
-        held = b"" if self.kept is None else self.kept.read(name)
-        if held and (found := unbalanced.Prepared.from_bytes(held)).fits(ids):
-            return found
-        made = unbalanced.prepare(ids.values, bits, workers=workers)
+    def prepared(self, ids: Ids, bits: int) -> unbalanced.Prepared | None:
+        """The large side of the unbalanced mode; None where none is kept, or where the ids are others now."""
+        held = b"" if self.kept is None else self.kept.read(f"prepared-{bits}")
+        found = unbalanced.Prepared.from_bytes(held) if held else None
+        return found if found is not None and found.fits(ids) else None
+
+    def keep_prepared(self, made: unbalanced.Prepared) -> None:
+        """Keep what ``prepared`` gives the next run."""
         if self.kept is not None:
-            self.kept.write(name, made.to_bytes())
-        return made
+            self.kept.write(f"prepared-{made.bits}", made.to_bytes())
 
     def filter_of(self, peer: str) -> HashFilter | None:
         """The filter that ``peer`` sent in an earlier run: while its set is the same it need not travel again."""

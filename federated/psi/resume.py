@@ -7,8 +7,10 @@ bit by bit: the difference of two stores, or of two lists of masked columns, wou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from federated.psi.members import Arrange, Members
@@ -101,3 +103,22 @@ def begin(
         held["members"],
         {name: held[name] for name in own},
     )
+
+
+def charge_again(first: bool, peer: str, terms: Terms, left: int) -> None:
+    """What the peer may ask once more after a restart counts once more: nobody sees that it is the same.
+
+    ``left``: how many of its ids it has yet to ask. Raises PeerFault beyond ``terms.budget``.
+    """
+    if terms.budget is not None and terms.i_learn(not first) and left > 0:
+        terms.budget.spend(peer, left)
+
+
+def stretched(seed: bytes, purpose: bytes) -> Draw:
+    """Bytes that look random to who has not ``seed`` (32 bytes), the same again after a restart."""
+    calls = count()
+
+    def draw(length: int) -> bytes:
+        return hashlib.shake_256(purpose + next(calls).to_bytes(8) + seed).digest(length)
+
+    return draw

@@ -9,6 +9,8 @@ A star, after Kolesnikov, Matania, Pinkas, Rosulek and Trieu (2017, the augmente
     3. The leader reads all stores at its ids: everything cancels out exactly where every party has the id.
     4. By setting, the leader tells the others, by hashes of the common ids.
 
+A checkpoint follows some of the chunks that the leader asks, and each part of what the others evaluate on their ids.
+
 Who learns what: the leader the common ids and the sizes, no pairwise intersection; the others their size beside the
 leader's and, by setting, the common ids. Semi-honest, no two parties together: the leader with all but one of the
 others can compare its ids with that one's, as it could by letting those others take its own ids as theirs.
@@ -17,16 +19,17 @@ A ring in which every set is masked by everybody would show whoever compares all
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from federated.psi.function import answer, ask, owned
-from federated.psi.group import scalar
-from federated.psi.hashing import Rows, Tags, as_rows, system, tags
+from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
+from federated.psi.hashing import Rows, Tags, as_rows, system, tag_bytes, tags
 from federated.psi.keyvalue import VALUE_BYTES, decode, encode, length
-from federated.psi.members import Arrange, Members
+from federated.psi.members import Arrange
+from federated.psi.resume import CHECKPOINTS, Begun, begin, charge_again, due, stretched
 from federated.psi.terms import (
     Found,
     Session,
@@ -44,19 +47,36 @@ from federated.psi.terms import (
 )
 from federated.vertical.parties import (
     Alone,
+    Checkpoint,
     Draw,
     Effect,
     Incoming,
     PeerFault,
+    Progress,
     Role,
     Send,
     Workers,
     receive,
 )
+from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Value
 
 MOST_PARTIES: Final = 32
 _KEY_BYTES: Final = 32
 _PIECE: Final = 2**18  # Rows of a store in a message: 4 MiB.
+PARTS: Final = 4
+"""In so many parts, with a checkpoint after each, the others evaluate their functions on their own ids. None knows how
+many ids another has, so that the number of parts is the same for all sets."""
+_LEADER: Final[Mapping[str, Expected]] = {
+    "sessions": Blobs(MOST_PARTIES, 32, least_each=32),
+    "sizes": Arr("<i8", (None,), MOST_PARTIES),
+    "sums": Bytes(2**40),
+}
+_FOLLOWER: Final[Mapping[str, Expected]] = {
+    "key": Bytes(SCALAR_BYTES, SCALAR_BYTES),
+    "fill": Bytes(32, 32),
+    "pairs": Blobs(MOST_PARTIES, _KEY_BYTES, least_each=_KEY_BYTES),
+    "values": Bytes(2**40),
+}
 
 
 def several(
@@ -67,6 +87,7 @@ def several(
     *,
     draw: Draw = system,
     workers: Workers | None = None,
+    state: bytes | None = None,
 ) -> Role[Found]:
     """One party of ``parties`` (three or more, the leader first). ``terms.learns``: ``both`` means all, ``first`` the
     leader alone. In the result ``theirs`` is the smallest other set at the leader, the leader's set at the others.
@@ -80,13 +101,12 @@ def several(
     if terms.wants != "ids" or terms.learns == "second":
         raise ValueError("several parties: the leader learns the ids, or all do")
     workers = Alone() if workers is None else workers
-    keys = yield from _keys(me, parties, draw)
-    members = arrange(draw(32))
-    ids = [one for part in members.chunks(terms.chunk) for one in part]
-    shares = _shares(ids, keys)
-    if me == parties[0]:
-        return (yield from _lead(parties, members, ids, shares, terms, draw, workers))
-    return (yield from _follow(parties, members, ids, shares, terms, draw, workers))
+    first = me == parties[0]
+    peer, fields, role = (parties[1], _LEADER, _lead) if first else (parties[0], _FOLLOWER, _follow)
+    keys = (yield from _keys(me, parties, draw)) if state is None else {}
+    begun = yield from begin(first, peer, _named(parties), terms, arrange, draw, state, fields)
+    ids = [one for part in begun.members.chunks(terms.chunk) for one in part]
+    return (yield from role(parties, begun, ids, list(keys.values()), terms, draw, workers))
 
 
 def _keys(
@@ -107,37 +127,57 @@ def _keys(
     return keys
 
 
-def _shares(ids: Sequence[bytes], keys: dict[str, bytes]) -> Tags:
+def _shares(ids: Sequence[bytes], keys: Sequence[bytes]) -> Tags:
     """S(x) of each id: [N, 16]."""
     found = np.zeros((len(ids), VALUE_BYTES), np.uint8)
-    for key in keys.values():
+    for key in keys:
         found ^= tags("psi-share", key, ids, VALUE_BYTES)
     return found
 
 
 def _lead(
     parties: Sequence[str],
-    members: Members,
+    begun: Begun,
     ids: Sequence[bytes],
-    shares: Tags,
+    pairs: list[bytes],
     terms: Terms,
     draw: Draw,
     workers: Workers,
 ) -> Generator[Effect, Incoming | None, Found]:
     others = parties[1:]
-    sessions: dict[str, Session] = {}
+    sessions = {others[0]: begun.session}
+    if begun.anew:
+        for other in others[1:]:
+            sessions[other] = yield from greet(True, other, _named(parties), terms, len(ids), draw)
+        sums = _shares(ids, pairs)
+    else:
+        rest = zip(others[1:], begun.held["sessions"], begun.held["sizes"].tolist(), strict=True)
+        for other, key, size in rest:
+            sessions[other] = Session(key, len(ids), size, tag_bytes(len(ids), size))
+        sums = as_rows(begun.held["sums"], VALUE_BYTES).copy()
+
+    def kept() -> bytes:
+        own: dict[str, Value] = {
+            "sessions": [sessions[other].key for other in others[1:]],
+            "sizes": np.array([sessions[other].theirs for other in others[1:]], np.int64),
+            "sums": sums.tobytes(),
+        }
+        return begun.state(label, own)
+
+    total = chunks(len(ids), terms.chunk)
+    for label in range(begun.done + 1, total + PARTS + 1):
+        if label <= total:
+            at = slice((label - 1) * terms.chunk, label * terms.chunk)
+            for values in (yield from ask(others, label - 1, ids[at], draw, workers)).values():
+                sums[at] ^= values
+        yield from _ended(label, total, "chunks asked", kept)
     for other in others:
-        sessions[other] = yield from greet(True, other, _named(parties), terms, len(ids), draw)
-    total = shares.copy()
-    for other in others:
-        session = sessions[other]
-        values = yield from ask(other, ids, terms.chunk, draw, workers)
-        store = yield from _store(other, length(session.theirs))
-        total ^= values ^ decode(store, ids, session.key)
-    positions: Rows = np.flatnonzero(~total.any(axis=1))
+        store = yield from _store(other, length(sessions[other].theirs))
+        sums ^= decode(store, ids, sessions[other].key)
+    positions: Rows = np.flatnonzero(~sums.any(axis=1))
     smallest = min(session.theirs for session in sessions.values())
     whole = Session(sessions[others[0]].key, len(ids), smallest, VALUE_BYTES)
-    found = found_ids(members, positions, whole)
+    found = found_ids(begun.members, positions, whole)
     if terms.learns == "both":
         for other in others:
             yield from tell_common(other, sessions[other], found)
@@ -148,26 +188,53 @@ def _lead(
 
 def _follow(
     parties: Sequence[str],
-    members: Members,
+    begun: Begun,
     ids: Sequence[bytes],
-    shares: Tags,
+    pairs: list[bytes],
     terms: Terms,
     draw: Draw,
     workers: Workers,
 ) -> Generator[Effect, Incoming | None, Found]:
-    leader = parties[0]
-    session = yield from greet(False, leader, _named(parties), terms, len(ids), draw)
-    key = scalar(draw)
-    yield from answer(leader, session.theirs, terms.chunk, key, workers)
-    store = encode(ids, shares ^ owned(ids, key, workers), session.key, draw)
+    leader, session = parties[0], begun.session
+    if begun.anew:
+        key, fill, values = scalar(draw), draw(32), bytearray()
+    else:
+        key, fill = check_scalar(begun.held["key"]), begun.held["fill"]
+        pairs, values = begun.held["pairs"], bytearray(begun.held["values"])
+        charge_again(False, leader, terms, session.theirs - begun.done * terms.chunk)
+
+    def kept() -> bytes:
+        return begun.state(label, {"key": key, "fill": fill, "pairs": pairs, "values": bytes(values)})
+
+    total = chunks(session.theirs, terms.chunk)
+    for label in range(begun.done + 1, total + PARTS + 1):
+        if label <= total:
+            rows = rows_of(session.theirs, terms.chunk, label - 1)
+            yield from answer(leader, label - 1, rows, key, workers)
+        else:
+            first, last = ((label - total + step) * len(ids) // PARTS for step in (-1, 0))
+            values += owned(ids[first:last], key, workers).tobytes()
+        yield from _ended(label, total, "chunks answered", kept)
+    # After a restart the same store again: two of them would differ by one that is zero at this party's ids alone.
+    mine = _shares(ids, pairs) ^ as_rows(bytes(values), VALUE_BYTES)
+    store = encode(ids, mine, session.key, stretched(fill, b"headwater-psi-store"))
     for number in range(chunks(len(store), _PIECE)):
         piece = store[number * _PIECE : (number + 1) * _PIECE]
         yield Send(leader, "psi.store", numbered(number, piece.tobytes()))
     if terms.learns != "both":
         return found_nothing(session)
-    found = yield from told_common(leader, session, members, ids)
+    found = yield from told_common(leader, session, begun.members, ids)
     yield from confirm(leader, session, found)
     return found
+
+
+def _ended(
+    label: int, total: int, what: str, kept: Callable[[], bytes]
+) -> Generator[Effect, Incoming | None, None]:
+    """A unit is done: a chunk of the leader's, or a part of what the others evaluate on their own ids."""
+    yield Progress(label, total + PARTS, what if label <= total else "parts of the own sets")
+    if label > total or due(label, total, CHECKPOINTS - PARTS):
+        yield Checkpoint(label, kept())
 
 
 def _store(peer: str, rows: int) -> Generator[Effect, Incoming | None, Tags]:

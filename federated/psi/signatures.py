@@ -19,11 +19,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from federated.psi.hashing import Rows, as_rows, system, tags
-from federated.psi.limits import Ledger
 from federated.psi.members import Arrange, Folder, MemoryFolder
 from federated.psi.pool import TagPool, common
 from federated.psi.power import way
-from federated.psi.resume import FOLDER, Begun, begin, due
+from federated.psi.resume import FOLDER, Begun, begin, charge_again, due
 from federated.psi.rsa import (
     LEAST_BITS,
     MOST_BITS,
@@ -118,10 +117,10 @@ class MemoryCache:
 
 
 def asks(first: bool, terms: Terms) -> bool:
-    """Whether the first (or second) party is the asker. Raises ValueError for a count alone, which blind signatures
-    do not give: the asker must know which signature to unblind."""
+    """Whether the first (or second) party is the asker. Raises ValueError for a count alone: an asker knows which of
+    its ids each answer belongs to."""
     if terms.wants == "count":
-        raise ValueError("blind signatures give ids, not a count alone; ecdh does")
+        raise ValueError("this protocol gives ids, not a count alone; ecdh does")
     return first == (terms.learns != "second")
 
 
@@ -134,7 +133,6 @@ def signer(
     first: bool,
     bits: int = LEAST_BITS,
     cache: SignatureCache | None = None,
-    ledger: Ledger | None = None,
     draw: Draw = system,
     workers: Workers | None = None,
     folder: Folder | None = None,
@@ -142,8 +140,8 @@ def signer(
 ) -> Role[Found]:
     """The side with the key; without one, it makes one of ``bits`` for this run. See ``ecdh`` for the rest.
 
-    ``ledger``: how much the peer may ask over all runs. Raises FaultySignature where signing went wrong here, before
-    anything of it leaves; ValueError where the checkpoint is of another key.
+    Raises FaultySignature where signing went wrong here, before anything of it leaves; ValueError where the checkpoint
+    is of another key.
     """
     if asks(first, terms):
         raise ValueError("the party that learns the result is the asker")
@@ -154,13 +152,13 @@ def signer(
     side.private = key.to_bytes()
     session, width = side.session, key.public.width
     if side.key is None:
-        if ledger is not None:
-            ledger.spend(peer, session.theirs)
         n = int(key.public.n).to_bytes(width)
         yield Send(peer, "psi.key", pack({"n": n, "e": key.public.e, "proof": proof(key)}))
         side.key = key.public
     elif side.key != key.public:
         raise ValueError("the checkpoint is of another key")
+    else:
+        charge_again(first, peer, terms, session.theirs - side.start * terms.chunk)
     yield Log(f"signatures by {way()}")
     kept = MemoryCache() if cache is None else cache
     own = side.members.chunks(terms.chunk, side.start)

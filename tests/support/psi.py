@@ -86,3 +86,25 @@ def repeating(kind: str, sender: str) -> Twist:
 def shape(outcome: Outcome[Any]) -> list[tuple[str, str, str, int]]:
     """Sender, receiver, kind and size of every message."""
     return [(one.sender, one.receiver, one.kind, one.size) for one in outcome.transcript.messages]
+
+
+def resumed(make: Callable[[str, bytes | None], Role[Any]], names: Iterable[str]) -> dict[int, Outcome[Any]]:
+    """All of ``names`` killed at every checkpoint of a whole run, and gone on from there; 0: the whole run.
+
+    ``make(name, state)`` makes a role. All must have the same labels, in the whole run and in what is left of it.
+    """
+    names = list(names)
+    whole = run_local({name: make(name, None) for name in names}, bodies=True)
+    outcomes = {0: whole}
+    labels = sorted(whole.checkpoints[names[0]])
+    for label in labels:
+        roles = {name: make(name, whole.checkpoints[name][label]) for name in names}
+        outcomes[label] = run_local(roles, label=label, bodies=True)
+    for label, outcome in outcomes.items():
+        left = [later for later in labels if later > label]
+        assert all(sorted(outcome.checkpoints[name]) == left for name in names)
+    return outcomes
+
+
+def bodies(outcome: Outcome[Any], kind: str, sender: str | None = None) -> list[bytes | None]:
+    return [one.body for one in outcome.transcript.of(kind=kind, sender=sender)]

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from federated.psi.ecdh import ecdh
 from federated.psi.hashing import split
 from federated.psi.ids import IdRule
+from federated.psi.limits import Ledger
 from federated.psi.members import Arrange, MemoryFolder, spool
 from federated.psi.terms import Learns, Terms, Wants
 from federated.vertical.parties import PeerFault, Role, Stalled, Twist, run_local
-from tests.support.psi import check, drawing, expected, meet, members, repeating, replacing, shape
+from tests.support.psi import check, drawing, expected, meet, members, repeating, replacing, resumed, shape
 
 SETS = st.lists(st.text("ab1", max_size=4).filter(lambda text: bool(text)), unique=True, max_size=25)
 ONE, OTHER = [f"u{at}" for at in range(30)], [f"u{at}" for at in range(20, 45)]
@@ -98,17 +99,31 @@ def test_order_of_the_file_does_not_show() -> None:
 @pytest.mark.parametrize("wants", ["ids", "count"])
 def test_resumed_at_every_checkpoint(wants: Wants) -> None:
     terms = Terms(wants=wants, chunk=3)
-    whole = meet(ONE, OTHER, sides(terms))
-    labels = sorted(whole.checkpoints["a"])
-    assert labels == sorted(whole.checkpoints["b"]) == list(range(1, 11))
-    for label in labels:
-        roles = {
-            name: ecdh(peer, members(texts), terms, first=first, state=whole.checkpoints[name][label])
-            for name, peer, texts, first in (("a", "b", ONE, True), ("b", "a", OTHER, False))
-        }
-        again = run_local(roles, label=label).results
-        assert [again[name].ids for name in "ab"] == [whole.results[name].ids for name in "ab"]
-        assert again["a"].count == 10
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        if name == "a":
+            return ecdh("b", members(ONE), terms, first=True, state=state)
+        return ecdh("a", members(OTHER), terms, first=False, state=state)
+
+    outcomes = resumed(make, "ab")
+    assert sorted(outcomes) == list(range(11))
+    for outcome in outcomes.values():
+        ids = expected(ONE, OTHER) if wants == "ids" else None
+        assert [outcome.results[name].ids for name in "ab"] == [ids, ids]
+        assert [outcome.results[name].count for name in "ab"] == [10, 10]
+
+
+def test_what_is_asked_again_after_a_restart_counts_again() -> None:
+    whole = meet(ONE, OTHER, sides(Terms(chunk=3)))
+    ledger = Ledger(100)
+    terms = Terms(chunk=3, budget=ledger)
+    for label in (4, 10):
+        next(ecdh("a", members(OTHER), terms, first=False, state=whole.checkpoints["b"][label]))
+    assert ledger.as_mapping() == {"a": 30 - 12}
+    few = Terms(chunk=3, budget=Ledger(17))
+    with pytest.raises(PeerFault) as caught:
+        next(ecdh("a", members(OTHER), few, first=False, state=whole.checkpoints["b"][4]))
+    assert (caught.value.peer, caught.value.rule) == ("a", "limit")
 
 
 def test_resuming_with_other_ids_is_refused() -> None:

@@ -12,6 +12,7 @@ from federated.psi.power import way
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import Log, Outcome, run_local
 from federated.vertical.tables import Table
+from tests.support.psi import resumed
 
 IDS = {
     "g": [f"u{at}" for at in range(30)],
@@ -41,6 +42,19 @@ def test_rows_are_those_of_the_same_ids(protocol: Any, learns: Any) -> None:
             assert [IDS[name][row] for row in rows] == [f"u{at}" for at in range(20, 30)]
         else:
             assert rows is None
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "rsa", "unbalanced", "several"])
+def test_roles_go_on_from_every_checkpoint(protocol: Any) -> None:
+    names = ("g", "h", "k") if protocol == "several" else ("g", "h")
+    options = PsiOptions(protocol=protocol, chunk=16)
+    makes = {name: make(options, setup(name, names)) for name in names}
+    outcomes = resumed(lambda name, state: makes[name](state), names)
+    assert len(outcomes) > 3
+    for name in names:
+        rows = [outcome.results[name].rows.tolist() for outcome in outcomes.values()]
+        assert all(one == rows[0] for one in rows)
+        assert rows[0]
 
 
 def test_the_signer_says_how_it_signs() -> None:

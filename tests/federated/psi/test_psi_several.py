@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.psi.keyvalue import StoreFull, decode, encode, length
-from federated.psi.several import several
-from federated.psi.terms import Terms
-from federated.vertical.parties import Outcome, PeerFault, Twist, run_local
-from tests.support.psi import check, drawing, members, replacing, shape
+from federated.psi.limits import Ledger
+from federated.psi.resume import stretched
+from federated.psi.several import PARTS, several
+from federated.psi.terms import Learns, Terms
+from federated.vertical.parties import Outcome, PeerFault, Role, Twist, run_local
+from tests.support.psi import bodies, check, drawing, members, replacing, resumed, shape
 
 SESSION = bytes(32)
 SETS = st.lists(st.lists(st.integers(0, 12).map(str), unique=True, max_size=10), min_size=3, max_size=4)
@@ -85,6 +87,47 @@ def test_all_find_what_all_have(sets: list[list[str]]) -> None:
     results = run(sets, Terms(chunk=4)).results
     for at, texts in enumerate(sets):
         check(results[f"p{at}"], texts, common)
+
+
+@pytest.mark.parametrize("learns", ["both", "first"])
+def test_resumed_at_every_checkpoint(learns: Learns) -> None:
+    names, terms = ["p0", "p1", "p2"], Terms(learns, chunk=3)
+    sets = {
+        "p0": [f"u{at}" for at in range(14)],
+        "p1": [f"u{at}" for at in range(4, 30)],
+        "p2": ["u7", "u2", "u9", "x"],
+    }
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        return several(name, names, members(sets[name]), terms, state=state)
+
+    outcomes = resumed(make, names)
+    assert sorted(outcomes) == list(range(5 + PARTS + 1))  # the leader's chunks, and parts of the others
+    for label, outcome in outcomes.items():
+        for name in names:
+            ids = [b"u7", b"u9"] if learns == "both" or name == "p0" else None
+            assert outcome.results[name].ids == ids
+        assert outcome.results["p0"].theirs == 4
+        assert len(bodies(outcome, "psi.pair")) == (3 if label == 0 else 0)
+        # A second store of the same ids with other filling would tell the leader which ids they are: see below.
+        for name in ("p1", "p2"):
+            assert bodies(outcome, "psi.store", name) == bodies(outcomes[0], "psi.store", name)
+    with pytest.raises(ValueError, match="not those of the checkpoint"):
+        next(several("p1", names, members(["y"]), terms, state=outcomes[0].checkpoints["p1"][2]))
+    ledger = Ledger(100)
+    budgeted = Terms(learns, chunk=3, budget=ledger)
+    next(several("p1", names, members(sets["p1"]), budgeted, state=outcomes[0].checkpoints["p1"][2]))
+    assert ledger.as_mapping() == {"p0": 14 - 6}
+
+
+def test_two_stores_of_the_same_would_tell_their_keys() -> None:
+    keys, others = [b"key%d" % at for at in range(300)], [b"other%d" % at for at in range(300)]
+    put = values(300, 1)
+    one, other = (encode(keys, put, SESSION, drawing(seed)) for seed in (1, 2))
+    assert not decode(one ^ other, keys, SESSION).any()
+    assert decode(one ^ other, others, SESSION).any(axis=1).all()
+    again = [encode(keys, put, SESSION, stretched(bytes(32), b"store")) for _ in range(2)]
+    assert (again[0] == again[1]).all()
 
 
 def test_leader_alone() -> None:

@@ -14,7 +14,7 @@ from federated.psi.signatures import MemoryCache, asker, asks, signer
 from federated.psi.terms import Learns, Terms
 from federated.vertical.parties import PeerFault, Role, Twist, run_local
 from federated.vertical.wire import pack
-from tests.support.psi import check, expected, meet, members, repeating, replacing, shape
+from tests.support.psi import bodies, check, expected, meet, members, repeating, replacing, resumed, shape
 
 ONE, OTHER = [f"u{at}" for at in range(14)], [f"u{at}" for at in range(9, 20)]
 
@@ -69,28 +69,27 @@ def test_signer_sees_nothing_but_numbers() -> None:
 
 
 @pytest.mark.parametrize("own_key", [False, True])
-def test_resumed(own_key: bool) -> None:
+def test_resumed_at_every_checkpoint(own_key: bool) -> None:
     terms = Terms(chunk=4)
     given = None if own_key else key()
-    roles = {
-        "a": asker("b", members(ONE), terms, first=True),
-        "b": signer("a", members(OTHER), terms, given, first=False),
-    }
-    whole = run_local(roles)
-    for label in (1, 3):
-        states = {name: whole.checkpoints[name][label] for name in "ab"}
-        again = run_local(
-            {
-                "a": asker("b", members(ONE), terms, first=True, state=states["a"]),
-                "b": signer("a", members(OTHER), terms, given, first=False, state=states["b"]),
-            },
-            label=label,
-        )
-        assert [again.results[name].ids for name in "ab"] == [expected(ONE, OTHER)] * 2
-        assert not again.transcript.of(kind="psi.key")  # the same key goes on
-    other = signer("a", members(OTHER), terms, generate(), first=False, state=whole.checkpoints["b"][1])
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        if name == "a":
+            return asker("b", members(ONE), terms, first=True, state=state)
+        return signer("a", members(OTHER), terms, given, first=False, state=state)
+
+    outcomes = resumed(make, "ab")
+    assert sorted(outcomes) == [0, 1, 2, 3, 4]
+    for label, outcome in outcomes.items():
+        assert [outcome.results[name].ids for name in "ab"] == [expected(ONE, OTHER)] * 2
+        assert len(bodies(outcome, "psi.key")) == (label == 0)  # the same key goes on
+    state = outcomes[0].checkpoints["b"][1]
     with pytest.raises(ValueError, match="another key"):
-        next(other)
+        next(signer("a", members(OTHER), terms, generate(), first=False, state=state))
+    ledger = Ledger(100)
+    budgeted = Terms(chunk=4, budget=ledger)
+    next(signer("a", members(OTHER), budgeted, given, first=False, state=state))
+    assert ledger.as_mapping() == {"a": 10}  # what is yet to be asked counts once more
 
 
 def test_own_signatures_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +122,14 @@ def test_cache_is_bounded() -> None:
 
 def test_queries_are_limited_over_runs() -> None:
     ledger = Ledger(20)
-    meet(ONE, OTHER, side(Terms(), ledger=ledger))
+
+    def limited(peer: str, arrange: Arrange, first: bool) -> Role[Any]:
+        return side(Terms() if first else Terms(budget=ledger))(peer, arrange, first)
+
+    meet(ONE, OTHER, limited)
     assert ledger.left("a") == 6
     with pytest.raises(PeerFault) as caught:
-        meet(ONE, OTHER, side(Terms(), ledger=ledger))
+        meet(ONE, OTHER, limited)
     assert (caught.value.peer, caught.value.rule) == ("a", "limit")
     assert ledger.as_mapping() == {"a": 14}
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import federated.psi.transfers as module
 from federated.psi.cuckoo import TableFull, bins_for, build, places
 from federated.psi.hashing import split
 from federated.psi.members import Arrange
@@ -17,7 +18,18 @@ from federated.psi.terms import Learns, Terms
 from federated.psi.transfer import choose, offer
 from federated.psi.transfers import transfers
 from federated.vertical.parties import PeerFault, Role, Twist, run_local
-from tests.support.psi import check, drawing, expected, meet, repeating, replacing, shape
+from tests.support.psi import (
+    bodies,
+    check,
+    drawing,
+    expected,
+    meet,
+    members,
+    repeating,
+    replacing,
+    resumed,
+    shape,
+)
 
 SESSION = bytes(range(32))
 ONE, OTHER = [f"u{at}" for at in range(60)], [f"u{at}" for at in range(45, 130)]
@@ -149,6 +161,32 @@ def test_values_tell_nothing_of_their_ids() -> None:
     columns = np.frombuffer((outcomes[0].transcript.of(kind="psi.ot.columns")[0].body or b"")[4:], np.uint8)
     ones = np.unpackbits(columns)
     assert abs(ones.mean() - 0.5) < 6 * 0.5 / np.sqrt(len(ones))
+
+
+@pytest.mark.parametrize("learns", ["both", "first", "second"])
+def test_large_sets_go_on_after_the_transfers(learns: Learns, monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = Terms(learns, chunk=16)
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        if name == "a":
+            return transfers("b", members(ONE), terms, first=True, state=state)
+        return transfers("a", members(OTHER), terms, first=False, state=state)
+
+    assert sorted(resumed(make, "ab")) == [0]  # a run of a second begins anew
+    monkeypatch.setattr(module, "LARGE", 85)
+    outcomes = resumed(make, "ab")
+    assert sorted(outcomes) == [0, 1]
+    for name in "ab":
+        ids = expected(ONE, OTHER) if terms.i_learn(name == "a") else None
+        assert [outcome.results[name].ids for outcome in outcomes.values()] == [ids, ids]
+    assert {one.kind for one in outcomes[1].transcript.messages}.isdisjoint(
+        {"psi.hello", "psi.ot.choices", "psi.ot.reply", "psi.ot.columns"}
+    )
+    for number in range(3):
+        kind = f"psi.values.{number}"
+        assert bodies(outcomes[0], kind) == bodies(outcomes[1], kind)
+    monkeypatch.setattr(module, "_MOST_KEPT", 3 * 7 * 85 - 1)
+    assert sorted(resumed(make, "ab")) == [0]  # beyond what a message carries
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,8 +16,8 @@ from federated.psi.limits import Ledger
 from federated.psi.members import MemoryMembers
 from federated.psi.terms import Learns, Terms
 from federated.psi.unbalanced import Prepared, asker, owner, prepare
-from federated.vertical.parties import Outcome, PeerFault, Twist, run_local
-from tests.support.psi import check, expected, ids, repeating, replacing, shape
+from federated.vertical.parties import Outcome, PeerFault, Progress, Receive, Role, Twist, run_local
+from tests.support.psi import bodies, check, expected, ids, repeating, replacing, resumed, shape
 
 LARGE, SMALL = [f"u{at}" for at in range(300)], [f"u{at}" for at in range(290, 310)]
 
@@ -88,7 +89,7 @@ def run(
 ) -> Outcome[Any]:
     roles = {
         "a": asker("b", partial(MemoryMembers, ids(small)), terms, first=True, held=held),
-        "b": owner("a", ids(LARGE), kept or prepared(), terms, first=False, ledger=ledger),
+        "b": owner("a", ids(LARGE), kept or prepared(), replace(terms, budget=ledger), first=False),
     }
     return run_local(roles, twist=twist)
 
@@ -114,6 +115,67 @@ def test_filter_and_preparation_are_used_again() -> None:
     # Another filter than the one held is fetched.
     other = prepare(ids(LARGE).values)
     assert run(Terms("first"), held=held, kept=other).transcript.of(kind="psi.filter.piece")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_resumed_at_every_checkpoint(given: bool) -> None:
+    terms = Terms(chunk=7)
+    large, kept, made = ids(LARGE[-40:]), None, []
+    if given:
+        kept = prepare(large.values)
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        if name == "a":
+            return asker("b", partial(MemoryMembers, ids(SMALL)), terms, first=True, state=state)
+        return owner("a", large, kept, terms, first=False, ready=made.append, state=state)
+
+    outcomes = resumed(make, "ab")
+    # 6 chunks that are prepared (none where that was done before), the filter, 3 chunks that are asked.
+    assert sorted(outcomes) == list(range(5 if given else 11))
+    after_filter = 1 if given else 7
+    for label, outcome in outcomes.items():
+        assert outcome.results["a"][0].ids == outcome.results["b"].ids == expected(SMALL, LARGE)
+        assert bool(bodies(outcome, "psi.filter.piece")) == (label < after_filter)
+        assert len(bodies(outcome, "psi.hello")) == (2 if label == 0 else 0)
+        # The same function and filter as in the whole run.
+        assert outcome.results["a"][1].to_bytes() == outcomes[0].results["a"][1].to_bytes()
+    assert len({one.secret for one in made}) == (0 if given else 1)
+    last, other = max(outcomes), prepare(large.values)
+    with pytest.raises(ValueError, match="another preparation"):
+        next(owner("a", large, other, terms, first=False, state=outcomes[0].checkpoints["b"][last]))
+    if given:
+        with pytest.raises(ValueError, match="is not there"):
+            next(owner("a", large, None, terms, first=False, state=outcomes[0].checkpoints["b"][last]))
+    else:
+        # What was kept when it was ready is gone on with, before the end of the preparation as after.
+        for label in (2, last):
+            role = owner("a", large, made[0], terms, first=False, state=outcomes[0].checkpoints["b"][label])
+            assert isinstance(next(role), Progress | Receive)
+
+
+def test_what_is_prepared_within_a_run_serves_the_next() -> None:
+    made: list[Prepared] = []
+    terms = Terms("first", chunk=50)
+    for kept in (None, "made"):
+        small = partial(MemoryMembers, ids(SMALL))
+        roles = {
+            "a": asker("b", small, terms, first=True),
+            "b": owner("a", ids(LARGE), made[0] if kept else None, terms, first=False, ready=made.append),
+        }
+        check(run_local(roles).results["a"][0], SMALL, expected(SMALL, LARGE))
+    assert len(made) == 1
+    assert made[0].fits(ids(LARGE))
+    assert made[0].bits == 30
+
+
+def test_what_is_asked_again_after_a_restart_counts_again() -> None:
+    whole = run(Terms(chunk=7))
+    ledger = Ledger(100)
+    for label in (1, 3):
+        state = whole.checkpoints["b"][label]
+        role = owner("a", ids(LARGE), prepared(), Terms(chunk=7, budget=ledger), first=False, state=state)
+        next(role)
+    assert ledger.as_mapping() == {"a": 20 + 6}
 
 
 def test_what_passes_by_chance_is_taken_out_where_both_learn() -> None:
@@ -151,6 +213,7 @@ def test_other_ids_than_prepared_are_refused() -> None:
     ("twist", "peer", "rule"),
     [
         (replacing("psi.filter.piece", lambda body: body[:-1] + bytes((body[-1] ^ 1,))), "b", "filter"),
+        (replacing("psi.prepare", lambda body: body[:-8] + (3).to_bytes(8, "little")), "b", "count"),
         (replacing("psi.filter.piece", lambda body: body[:-1]), "b", "count"),
         (replacing("psi.filter.offer", lambda body: body[:-8] + (12).to_bytes(8, "little")), "b", "count"),
         (replacing("psi.filter.want", lambda body: body[:-8] + (2).to_bytes(8, "little")), "a", "malformed"),
