@@ -1,10 +1,14 @@
-"""What a curious party makes of what it is sent: labels from gradients, features from activations.
+"""What a curious party makes of what it is sent: labels from gradients, features from activations or from what a layer
+makes of them.
 
 Attacks: Li et al. 2022, "Label leakage and protection in two-party split learning" (norm and cosine of gradients);
 inversion of activations by a regression that was fitted on rows whose features the attacker knows otherwise.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +17,8 @@ from federated.vertical.parties import Transcript
 from federated.vertical.split.exchange import read_rows
 from federated.vertical.split.network import Integers, batches
 from federated.vertical.split.options import SplitOptions
+from federated.vertical.split.twin import Singles, train_plain
+from federated.vertical.tables import Table
 from models.metrics import auc
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +43,44 @@ def rows_sent(
     for message, part in zip(sent[epoch * per_epoch : (epoch + 1) * per_epoch], parts, strict=True):
         assert message.body is not None
         found[part] = read_rows(message.body, sender, len(part), options.width)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of one host, in the joint order. ``shares``: what the guest sees [E, N, options.share]; ``gradients``: what the
+    host gets [E, N, width]."""
+
+    shares: Floats
+    gradients: Floats
+
+    def of_epoch(self, epoch: int) -> Floats:
+        """What the guest saw in ``epoch`` [N, options.share]."""
+        found: Floats = self.shares[epoch]
+        return found
+
+    def of_all_epochs(self) -> Floats:
+        """Everything that the guest saw [N, E * options.share]."""
+        found: Floats = self.shares.transpose(1, 0, 2).reshape(self.shares.shape[1], -1)
+        return found
+
+
+def watched(
+    guest: Table, hosts: Mapping[str, Table], options: SplitOptions, seed: int, weights: Mapping[str, int]
+) -> dict[str, Seen]:
+    """What both sides see of each host in a whole training without noise, by the twin, which computes the same; with
+    ``layer`` encrypted without the blur, which is too small to matter here."""
+    epochs, rows = options.epochs, len(guest)
+    found = {
+        name: Seen(np.zeros((epochs, rows, options.share)), np.zeros((epochs, rows, options.width)))
+        for name in hosts
+    }
+
+    def watch(epoch: int, batch: Integers, shares: list[Singles], gradients: list[Singles]) -> None:
+        for seen, share, gradient in zip(found.values(), shares, gradients, strict=True):
+            seen.shares[epoch, batch], seen.gradients[epoch, batch] = share, gradient
+
+    train_plain(guest, hosts, options, seed, weights, watch=watch)
     return found
 
 

@@ -49,7 +49,7 @@ class SplitOptions:
     step_clip: float = 1.0
     delta: float = 1e-5
     layer: Literal["clear", "encrypted"] = "clear"
-    interactive: int = 4
+    interactive: int = 2
     layer_rate: float = 0.5
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ What goes back to the key's holder (``Hider.hidden``) gets the mask and
   times as large as those they cover, and r1's fill the gaps between its steps.
 
 Measured by the noise budget: of 118 bits a product leaves 62, and with that term at least LEAST_BUDGET. That the term
-covers the errors is a heuristic by sizes of coefficients, no proof, as ``boosting.sealed`` explains for its own; it
+covers the errors is a heuristic by sizes of coefficients, no proof, as ``histograms.sealed`` explains for its own; it
 holds against a holder who follows the protocol, since the term is made with the holder's public key.
 """
 

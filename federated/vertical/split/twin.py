@@ -65,7 +65,7 @@ class Layer:
         plan, rows = self._plan, np.float32(len(activations))
         if not self._rounded:
             along = (gradients @ self._real.T).astype(np.float32)
-            self._real = self._real - np.ldexp(rows * rows * (activations.T @ gradients) / rows, -plan.shift)
+            self._real = self._real - np.ldexp(rows * (activations.T @ gradients), -plan.shift)
             return along
         steps = plan.gradients(gradients * rows)
         found = plan.real(steps @ self._whole.T % PLAIN, "this twin") / rows

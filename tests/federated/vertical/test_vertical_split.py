@@ -119,7 +119,11 @@ class TestUndivided:
         # It learned, and all that was said is declared.
         first = run(replace(options, epochs=1), given).results["guest"].figures["loss"]
         assert plain.loss < first
-        assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen)
+        assert (
+            {one.kind for one in outcome.transcript.messages}
+            == {"activations", "gradients"}
+            <= set(KIND.seen)
+        )
 
     def test_answers_have_the_labels_form(self) -> None:
         given = tables(2, loss="classes")
@@ -157,7 +161,7 @@ class TestResume:
 
 
 class TestPeers:
-    @pytest.mark.parametrize("kind", sorted(KIND.seen))
+    @pytest.mark.parametrize("kind", ["activations", "gradients"])
     @pytest.mark.parametrize(
         "rows",
         [
