@@ -1,12 +1,18 @@
-"""Printing: JSON alone or tables on standard output, progress on standard error when that is a terminal."""
+"""Printing: JSON alone or tables on standard output; on standard error progress, a bar where that is a terminal and a
+line now and then elsewhere."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
+
+EVERY_S: Final = 30.0
+"""Between two lines of progress where standard error is no terminal: a log shows that there is life, and stays short.
+What ends sooner leaves none."""
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -56,11 +62,28 @@ def warn(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(Text(text, style="bold red"))
 
 
+class Lines:
+    """Lines on standard error with the seconds since the beginning: the first after ``EVERY_S``, no more often than
+    that, and only when told one."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._began_s = monotonic()
+        self._next_s = self._began_s + EVERY_S
+
+    def __call__(self, text: str) -> None:
+        """Print ``text``, unless it is too soon."""
+        now = self._monotonic()
+        if now >= self._next_s:
+            self._next_s = now + EVERY_S
+            note(f"{text} ({now - self._began_s:.0f} s)")
+
+
 @contextmanager
 def waiting() -> Iterator[Callable[[str], None]]:
-    """A line on standard error that changes while something is waited for; nothing if it is no terminal."""
+    """A line on standard error that changes while something is waited for; where that is no terminal, ``Lines``."""
     if not sys.stderr.isatty():
-        yield lambda text: None
+        yield Lines()
         return
     from rich.console import Console
 
@@ -69,10 +92,12 @@ def waiting() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def progress(description: str, total: int | None) -> Iterator[Advance]:
-    """A bar on standard error; nothing where that is not a terminal."""
+def progress(
+    description: str, total: int | None, monotonic: Callable[[], float] = time.monotonic
+) -> Iterator[Advance]:
+    """A bar on standard error; where that is no terminal, ``Lines``."""
     if not sys.stderr.isatty():
-        yield lambda count: None
+        yield _counting(description, total, Lines(monotonic))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -81,3 +106,16 @@ def progress(description: str, total: int | None) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(description, total=total)
         yield lambda count: bars.advance(task, count)
+
+
+def _counting(description: str, total: int | None, tell: Callable[[str], None]) -> Advance:
+    """Tells how many are done, at every advance."""
+    done = 0
+    end = "" if total is None else f"/{total:,}"
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        tell(f"{description} {done:,}{end}")
+
+    return advance

@@ -345,9 +345,16 @@ def _showing(json: bool, iterations: int, table: Table) -> Iterator[Callable[[Ro
     """Shows rows as they come: a live table on a terminal, lines elsewhere; on standard error beside JSON."""
     import sys
 
+    from services.cli.output import Lines
+
     stream = sys.stderr if json else sys.stdout
     if not stream.isatty():
-        yield (lambda row: None) if json else (lambda row: print(table.line(row), flush=True))
+        now_and_then = Lines()
+        yield (
+            (lambda row: now_and_then(f"iteration {row.iteration} of {iterations}"))
+            if json
+            else (lambda row: print(table.line(row), flush=True))
+        )
         return
     from rich.console import Console
     from rich.live import Live
