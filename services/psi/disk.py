@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from services.vertical.store import StateDamaged, StateNotKept
 
 _NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 
 
-class FolderDamaged(ValueError):
+class FolderDamaged(StateDamaged, ValueError):
     """The folder's files are shorter than at the checkpoint: it cannot be gone on from."""
 
 
@@ -22,13 +26,15 @@ class DiskFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Raises StateNotKept, as ``append`` and ``mark`` do: no room, no rights."""
         self._path = path
+        with self._writing():
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._changed: set[str] = set()
 
     def append(self, name: str, data: bytes) -> None:
         """See ``Folder``."""
-        with self._file(name).open("ab") as file:
+        with self._writing(), self._file(name).open("ab") as file:
             file.write(data)
         self._changed.add(name)
 
@@ -44,9 +50,10 @@ class DiskFolder:
 
     def mark(self) -> bytes:
         """See ``Folder``: the files' sizes."""
-        for name in self._changed:
-            _write_through(self._file(name))
-        _write_through(self._path)
+        with self._writing():
+            for name in self._changed:
+                _write_through(self._file(name))
+            _write_through(self._path)
         self._changed.clear()
         sizes = {path.name: path.stat().st_size for path in sorted(self._path.iterdir())}
         return json.dumps(sizes).encode()
@@ -57,11 +64,24 @@ class DiskFolder:
         for name, size in sizes.items():
             path = self._file(name)
             if not path.exists() or path.stat().st_size < size:
-                raise FolderDamaged(f"{path} is missing or shorter than {size} bytes: begin anew")
+                raise FolderDamaged(f"{path} is missing or shorter than {size} bytes; --fresh begins anew")
             os.truncate(path, size)
         for path in list(self._path.iterdir()):
             if path.name not in sizes:
                 path.unlink()
+
+    def empty(self) -> None:
+        """As if it had just been made."""
+        self.back_to(b"{}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateNotKept(
+                f"{self._path} takes nothing more: {error.strerror}; make room there, and start again"
+            ) from error
 
     def _file(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

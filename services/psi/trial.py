@@ -11,18 +11,19 @@ from typing import Any, Final
 
 from federated.psi import unbalanced
 from federated.psi.ecdh import ecdh
-from federated.psi.ids import IdRule, Ids, normalise
+from federated.psi.ids import IdRule, normalise
 from federated.psi.kind import PsiOptions
 from federated.psi.members import Members, MemoryMembers, spool
-from federated.psi.rsa import PrivateKey, generate, private_key
+from federated.psi.own import Own
+from federated.psi.rsa import generate
 from federated.psi.several import several
-from federated.psi.signatures import MemoryCache, asker, asks, signer
+from federated.psi.signatures import asker, asks, signer
 from federated.psi.terms import Found
 from federated.psi.transfers import transfers
 from federated.vertical.parties import Effect, Incoming, Progress, Role, Workers, run_local
 from services.psi.disk import DiskFolder
 from services.psi.files import read_ids
-from services.vertical.store import read_whole, write_whole
+from services.psi.kept import FileCache, KeptFolder
 from services.vertical.workers import workers as workers_on
 
 MOST_FILES: Final = 32
@@ -63,33 +64,14 @@ def intersect(
         raise ValueError(f"{protocol} with {len(names)} files: two, or with several three to {MOST_FILES}")
     if disk is not None and (protocol != "ecdh" or (disk.exists() and any(disk.iterdir()))):
         raise ValueError("a folder on disk is for ecdh, and empty at the beginning")
-    kept = None if keep is None else Kept(keep)
+    own = Own() if keep is None else Own(kept=KeptFolder(keep), cache=FileCache(keep))
     began_s = time.perf_counter()
     with workers_on(cores) as workers:
-        parties = _Parties(names, files, options, protocol, column, workers, disk, kept)
+        parties = _Parties(names, files, options, protocol, column, workers, disk, own)
         roles = {name: _watched(parties.role(name), partial(progress, name)) for name in names}
         outcome = run_local(roles)
-    if kept is not None and parties.cache is not None:
-        kept.write("signatures", parties.cache.to_bytes())
     sent = {key: size for key, (_, size) in outcome.transcript.counts().items()}
     return Trial(protocol, outcome.results, sent, parties.complaints, time.perf_counter() - began_s)
-
-
-class Kept:
-    """Files that a run leaves to the next, in a folder for this user alone: as secret as the ids."""
-
-    def __init__(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path = path
-
-    def read(self, name: str) -> bytes:
-        """The file; empty where it is not there. Raises StateDamaged."""
-        file = self._path / name
-        return read_whole(file) if file.exists() else b""
-
-    def write(self, name: str, data: bytes) -> None:
-        """The whole file anew, or not at all."""
-        write_whole(self._path / name, data)
 
 
 class _Parties:
@@ -102,11 +84,10 @@ class _Parties:
         column: str,
         workers: Workers,
         disk: Path | None,
-        kept: Kept | None,
+        own: Own,
     ) -> None:
         self._names, self._files, self._options, self._protocol = names, files, options, protocol
-        self._column, self._workers, self._disk, self._kept = column, workers, disk, kept
-        self.cache: MemoryCache | None = None
+        self._column, self._workers, self._disk, self._own = column, workers, disk, own
         self.complaints: dict[str, str] = {}
 
     def role(self, name: str) -> Role[Found]:
@@ -129,31 +110,16 @@ class _Parties:
             if asks(first, terms):
                 bits = self._options.bits
                 return asker(peer, arrange, terms, first=first, least_bits=bits, workers=workers)
-            key, self.cache = self._key(), MemoryCache()
-            if self._kept is not None:
-                self.cache = MemoryCache.from_bytes(self._kept.read("signatures"))
-            return signer(peer, arrange, terms, key, first=first, cache=self.cache, workers=workers)
+            key = self._own.signing_key(self._options.bits) or generate(self._options.bits)
+            return signer(peer, arrange, terms, key, first=first, cache=self._own.cache, workers=workers)
         bits = self._options.filter_bits
         if asks(first, terms):
             asking = unbalanced.asker(peer, arrange, terms, first=first, least_bits=bits, workers=workers)
             return _only_found(asking)
-        return unbalanced.owner(peer, ids, self._prepared(ids), terms, first=first, workers=workers)
-
-    def _key(self) -> PrivateKey:
-        held = b"" if self._kept is None else self._kept.read("signer")
-        key = private_key(held) if held else generate(self._options.bits)
-        if self._kept is not None:
-            self._kept.write("signer", key.to_bytes())
-        return key
-
-    def _prepared(self, ids: Ids) -> unbalanced.Prepared:
-        held = b"" if self._kept is None else self._kept.read("prepared")
-        if held:
-            return unbalanced.Prepared.from_bytes(held)
-        made = unbalanced.prepare(ids.values, self._options.filter_bits, workers=self._workers)
-        if self._kept is not None:
-            self._kept.write("prepared", made.to_bytes())
-        return made
+        prepared, ready = self._own.prepared(ids, bits), self._own.keep_prepared
+        return unbalanced.owner(
+            peer, ids, prepared, terms, first=first, bits=bits, ready=ready, workers=workers
+        )
 
     def _spooled(self, name: str, key: bytes) -> Members:
         assert self._disk is not None

@@ -16,6 +16,7 @@
     path = "bank.csv"
     id = "id"
     label = "y"                   # at the guest alone
+    columns = ["age", "income"]   # or "binning.json", which kind binning leaves; left out: all
 
     [job]
     what = "linear"
@@ -24,6 +25,11 @@
     test = 0.3                    # part of the joint rows that is held out to measure on
     [job.options]
     epochs = 20
+
+    [psi]                         # this party's own folders for intersections; may be left out
+    keep = "psi"                  # what one run leaves to the next: the signer's key and signatures, prepared sets
+    disk = "/scratch/psi"         # sets beyond memory lie there (ecdh, rsa)
+    most_ids_of_a_peer = 1000000  # each peer may ask about so many ids, over all runs that share ``keep``
 
     [serve]                       # joint inference (`headwater fl vertical serve`)
     listen = "127.0.0.1:8400"     # the guest's REST
@@ -97,6 +103,8 @@ class DataSection(_Section):
     path: Path
     id: str = "id"
     label: str | None = None
+    columns: Path | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Those to learn from: names, or a file that has them under ``columns`` (``binning.json``). All if left out."""
 
 
 class JobSection(_Section):
@@ -109,6 +117,22 @@ class JobSection(_Section):
     options: dict[str, Any] = Field(default_factory=dict)
     psi: dict[str, Any] = Field(default_factory=dict)
     """Options of the alignment."""
+
+
+class PsiSection(_Section):
+    """This party's own side of intersections. ``keep``: a folder as secret as the ids, for what one run leaves to the
+    next. ``disk``: a folder for sets beyond memory. ``most_ids_of_a_peer``: every run in which a peer learns something
+    takes as many as its set has; a peer is its public key, and what it asked is in ``keep``."""
+
+    keep: Path | None = None
+    disk: Path | None = None
+    most_ids_of_a_peer: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> PsiSection:
+        if self.most_ids_of_a_peer is not None and self.keep is None:
+            raise ValueError("most_ids_of_a_peer needs keep: what peers asked is to outlive this run")
+        return self
 
 
 class ServeSection(_Section):
@@ -144,6 +168,7 @@ class PartyConfig(_Section):
     peers: Annotated[dict[Name, PeerSection], Field(min_length=1, max_length=MOST_PEERS)]
     job: JobSection
     data: DataSection | None = None
+    psi: PsiSection = Field(default_factory=PsiSection)
     serve: ServeSection = Field(default_factory=ServeSection)
 
     @model_validator(mode="after")
@@ -199,5 +224,10 @@ def parse_party(found: Mapping[str, Any], folder: Path, what: str = "the party's
     party = config.party.model_copy(
         update={"keys": folder / config.party.keys, "state": folder / config.party.state}
     )
-    data = config.data and config.data.model_copy(update={"path": folder / config.data.path})
-    return config.model_copy(update={"party": party, "data": data})
+    data = config.data
+    if data is not None:
+        columns = folder / data.columns if isinstance(data.columns, Path) else data.columns
+        data = data.model_copy(update={"path": folder / data.path, "columns": columns})
+    own = {"keep": config.psi.keep, "disk": config.psi.disk}
+    psi = config.psi.model_copy(update={name: path and folder / path for name, path in own.items()})
+    return config.model_copy(update={"party": party, "data": data, "psi": psi})

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from federated.vertical.parties import (
@@ -69,16 +68,6 @@ class Patience:
     stuck_after_s: float = 900.0
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What this party sent and received: messages and bytes by (peer, kind); over all attempts."""
-
-    sent: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sent_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    received: Counter[tuple[str, str]] = field(default_factory=Counter)
-    received_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-
 class Runner:
     """Runs the role that ``make`` makes, until it has a result that is on disk and all parties know it."""
 
@@ -96,13 +85,12 @@ class Runner:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pulse``: of our role's work, which ``network``'s session tells the peers. ``monotonic``: the network's."""
-        self.traffic = Traffic()
-        self.attempts = 0
+        self.traffic = store.traffic()
         self._network, self._make, self._store, self._peers = network, make, store, peers
         self._me, self._patience = me, patience or Patience()
         self._progress, self._monotonic, self._pulse = progress, monotonic, pulse or Pulse()
         self._silent: set[str] = set()
-        self._begun_s = monotonic()
+        self._begun_s = self._made_s = monotonic()
 
     def run(self) -> PartResult:
         """The part's result. Raises PeerFault, PeerGone, StateDamaged, and whatever our own role raises; the other
@@ -118,6 +106,7 @@ class Runner:
                         figures = {**result.figures, RUN: attempt.view.hex()}
                         result = replace(result, figures=figures)
                         with changed:
+                            self._store.keep_traffic(self.traffic, self._monotonic() - self._made_s)
                             self._store.keep_result(result)
                             session.finished()
                             self._network.wake()
@@ -142,7 +131,7 @@ class Runner:
             while (attempt := session.agreed()) is None:
                 self._look_around(gathering=True)
             self._network.wake()
-        self.attempts += 1
+        self.traffic.attempts += 1
         _log.info(
             "%s: all parties are here; from %s",
             self._me,
@@ -230,6 +219,7 @@ class Runner:
                     lambda: session.behind(before),
                     lambda: f"its checkpoint {before} is awaited",
                 )
+        self._store.keep_traffic(self.traffic, self._monotonic() - self._made_s)
         self._store.keep(effect.label, effect.state)
         labels.append(effect.label)
         with self._network.changed:

@@ -413,6 +413,11 @@ def job_text(job: Mapping[str, object]) -> bytes:
     return text
 
 
+def job_fingerprint(job: Mapping[str, object]) -> str:
+    """A short name of ``job``, which a party's folders have. Raises ValueError where it is too long."""
+    return hashlib.sha256(job_text(job)).hexdigest()[:16]
+
+
 def difference(ours: bytes, theirs: bytes) -> str:
     """What two jobs differ in, for people."""
     try:

@@ -3,6 +3,7 @@
     checkpoint-LABEL    magic, SHA-256 of whose file it is and of the rest, the state
     result              the same of the part's result
     table               the digest of the table that they belong to
+    traffic             what was sent and received until the last checkpoint
 
 A file of another party, job or label is so as good as a damaged one.
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from federated.vertical.parties import MOST_BODY, PartResult, PeerFault
 from federated.vertical.wire import Arr, Bytes, Int, Text, pack, unpack
+from services.vertical.traffic import Traffic, read_traffic
 
 KEEP: Final = 4
 _MAGIC: Final = b"HWV2"
@@ -119,11 +121,27 @@ class StateFolder(HeldFolder):
         """The result, where there is one. Raises StateDamaged."""
         return read_result(self._read("result")) if (self.folder / "result").exists() else None
 
+    def keep_traffic(self, traffic: Traffic, seconds: float) -> None:
+        """Put on disk what was sent and received until now; this process took ``seconds``."""
+        self._write("traffic", traffic.dump(seconds))
+
+    def traffic(self) -> Traffic:
+        """What this party sent and received in this job before. Raises StateDamaged."""
+        path = self.folder / "traffic"
+        if not path.exists():
+            return Traffic()
+        try:
+            return read_traffic(self._read("traffic"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateDamaged(
+                f"{path} is of another version; remove it, and counting begins anew"
+            ) from error
+
     def clear(self) -> None:
         """Forget all of it: the job begins anew."""
         for label in self.labels():
             (self.folder / f"checkpoint-{label}").unlink(missing_ok=True)
-        for name in ("result", "table"):
+        for name in ("result", "table", "traffic"):
             (self.folder / name).unlink(missing_ok=True)
 
     def belongs_to(self, table: bytes) -> None:
@@ -145,6 +163,7 @@ def result_bytes(result: PartResult) -> bytes:
     return pack(
         {
             "figures": figures,
+            "curves": json.dumps({name: list(values) for name, values in result.curves.items()}),
             "has_model": int(result.model is not None),
             "model": result.model or b"",
             "has_rows": int(result.rows is not None),
@@ -165,6 +184,7 @@ def read_result(body: bytes) -> PartResult:
             "this file",
             {
                 "figures": Text(2**20),
+                "curves": Text(2**24),
                 "has_model": Int(0, 1),
                 "model": Bytes(MOST_BODY),
                 "has_rows": Int(0, 1),
@@ -184,6 +204,7 @@ def read_result(body: bytes) -> PartResult:
         found["rows"] if found["has_rows"] else None,
         scores if found["scores_ndim"] else None,
         found["test"] if found["has_test"] else None,
+        json.loads(found["curves"]),
     )
 
 

@@ -85,11 +85,12 @@ class PartyProcess:
     def until(self, key: str) -> dict[str, Any]:
         """Its next line that has ``key``. Raises AssertionError where it ends before."""
         assert self.process.stdout is not None
+        found: dict[str, Any] = {}
         for line in self.process.stdout:
-            found: dict[str, Any] = json.loads(line)
+            found = json.loads(line)
             if key in found:
                 return found
-        raise AssertionError(f"it ended without {key!r}: {self.errors.read_text()[-2000:]}")
+        raise AssertionError(f"it ended without {key!r}: {found}\n{self.errors.read_text()[-2000:]}")
 
     def kill(self) -> None:
         """End it as a power cut would."""

@@ -72,7 +72,7 @@ def test_processes_and_disk_give_the_same(files: list[str], tmp_path: Path) -> N
         intersect(named, PsiOptions(), disk=tmp_path / "disk")
 
 
-@pytest.mark.parametrize(("protocol", "again"), [("rsa", "sign_own"), ("unbalanced", "prepare")])
+@pytest.mark.parametrize(("protocol", "again"), [("rsa", "sign_own"), ("unbalanced", "owned")])
 def test_what_is_kept_is_not_done_again(
     protocol: str, again: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,27 +80,33 @@ def test_what_is_kept_is_not_done_again(
     assert headwater(*arguments) == Exit.OK
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "kept").iterdir())
     module = "federated.psi.signatures" if protocol == "rsa" else "federated.psi.unbalanced"
+    key = (tmp_path / "kept" / "signer-2048").read_bytes() if protocol == "rsa" else b""
 
     def twice(*given: object, **more: object) -> None:
         raise AssertionError("done again")
 
-    monkeypatch.setattr(f"{module}.{again}", twice)
-    assert headwater(*arguments) == Exit.OK
-    files[1], files[2] = files[2], files[1]
-    arguments[2] = files[1]
-    if protocol == "rsa":
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{module}.{again}", twice)
+        assert headwater(*arguments) == Exit.OK
+        # Another set: what is new in it is done.
+        files[1], files[2] = files[2], files[1]
+        arguments[2] = files[1]
         with pytest.raises(AssertionError, match="done again"):
             main(["fl", "psi", *arguments])
-    else:
-        assert headwater(*arguments) == Exit.USAGE  # another set than was prepared
+    assert headwater(*arguments) == Exit.OK
+    assert not key or (tmp_path / "kept" / "signer-2048").read_bytes() == key
 
 
 def test_kept_files_of_other_options_or_damaged(files: list[str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     arguments = ["run", *files[:2], "--protocol", "unbalanced", "--cores", "1", "--keep", str(kept)]
     assert headwater(*arguments) == Exit.OK
-    assert headwater(*arguments, "--filter-bits", "40") == Exit.REFUSED
-    (kept / "prepared").write_bytes(b"nothing")
+    assert headwater(*arguments, "--filter-bits", "40") == Exit.OK
+    assert {"prepared-30", "prepared-40"} <= {file.name for file in kept.iterdir()}
+    (kept / "prepared-30").write_bytes(b"nothing")
+    assert headwater(*arguments) == Exit.REFUSED
+    # The file of another name is as good as a damaged one.
+    (kept / "prepared-30").write_bytes((kept / "prepared-40").read_bytes())
     assert headwater(*arguments) == Exit.REFUSED
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.psi.kept import FileCache, KeptFolder
+from services.vertical.config import load_party
 from tests.support.vertical import PartyProcess, party_files
 
 ROLES = {"bank": "guest", "shop": "host"}
@@ -60,6 +64,73 @@ def test_goes_on_after_a_party_was_killed(tmp_path: Path, protocol: str, victim:
     kinds = {one["kind"]: one["messages"] for one in reports[survivor]["sent"]}
     assert kinds["psi.hello"] == 1
     assert kinds.get("psi.masked", 0) < 24 + 6
+
+
+def with_own(files: Mapping[str, Path], **most: int) -> None:
+    """Folders of its own for each party; at the shop the bank may ask ``most`` ids."""
+    for name, file in files.items():
+        lines = ["[psi]", 'keep = "kept"', 'disk = "large"']
+        lines += [f"most_ids_of_a_peer = {most[name]}"] if name in most else []
+        file.write_text(file.read_text() + "\n".join(lines) + "\n")
+
+
+def asked(file: Path) -> dict[str, int]:
+    found: dict[str, int] = json.loads(KeptFolder(file.with_name("kept")).read("asked") or b"{}")
+    return found
+
+
+def test_own_folders_outlive_a_signer_that_was_killed(tmp_path: Path) -> None:
+    """The signer is killed in the middle: its key, its signatures, what it was asked and its sets on disk remain."""
+    files = files_of(tmp_path, protocol="rsa", chunk=15)
+    with_own(files, shop=2 * ROWS)
+    running = {name: PartyProcess(file) for name, file in files.items()}
+    kept, large = (files["shop"].with_name(name) for name in ("kept", "large"))
+    bank = load_party(files["shop"]).peers["bank"].key
+    try:
+        while running["bank"].until("done")["done"] < 8:
+            pass
+        running["shop"].kill()
+        key, signed = (kept / "signer-2048").read_bytes(), (kept / "signatures").read_bytes()
+        assert asked(files["shop"]) == {bank: ROWS}
+        (left,) = large.iterdir()
+        assert {one.name for one in left.iterdir()} == {"ids", "lock", "tags"}
+        running["shop"] = PartyProcess(files["shop"])
+        reports = {name: one.until("report")["report"] for name, one in running.items()}
+    finally:
+        for one in running.values():
+            one.kill() if one.process.poll() is None else one.close()
+    common = sorted(str(row) for row in range(ROWS) if row % 3)
+    assert [joint_ids(file) for file in files.values()] == [common, common]
+    assert reports["bank"]["attempts"] == 2
+    assert (kept / "signer-2048").read_bytes() == key
+    whole = (kept / "signatures").read_bytes()
+    assert whole.startswith(signed)
+    assert len(FileCache(kept)) == len(common)
+    # It went on from a checkpoint: of what the bank asked, a part was asked twice.
+    assert ROWS < asked(files["shop"])[bank] <= 2 * ROWS - 4 * 15
+    assert [list(file.with_name("large").iterdir()) for file in files.values()] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_killed_run_gives_no_budget_back(tmp_path: Path) -> None:
+    """The shop is killed as soon as it noted what the bank asks, before there is a checkpoint."""
+    files = files_of(tmp_path, protocol="rsa", chunk=ROWS)
+    with_own(files, shop=2 * ROWS - 1)
+    running = {name: PartyProcess(file) for name, file in files.items()}
+    try:
+        while not asked(files["shop"]):
+            assert running["shop"].process.poll() is None, running["shop"].errors.read_text()
+            time.sleep(0.002)
+        running["shop"].kill()
+        running["shop"] = PartyProcess(files["shop"])
+        error = running["shop"].until("error")["error"]
+        told = running["bank"].until("error")["error"]
+    finally:
+        for one in running.values():
+            one.kill() if one.process.poll() is None else one.close()
+    assert error == f"PeerFault: bank: limit: asks {ROWS} more; {ROWS - 1} of {2 * ROWS - 1} are left"
+    assert told == "PeerAborted: shop: gave up: bank broke the rule 'limit'"
+    assert list(asked(files["shop"]).values()) == [ROWS]
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from federated.vertical.parties import Make, PartResult, Role, Send, receive
+from federated.vertical.parties import Make, PartResult, PeerAborted, Role, Send, receive
 from services.rpc.security import KeyPair
 from services.vertical.channel import UNIT_BYTES, ChannelLimits
 from services.vertical.network import Network, Peer
@@ -104,6 +104,32 @@ def test_roles_that_wait_for_room_at_each_other_are_named(tmp_path: Path) -> Non
     make: Callable[[str], Make] = lambda other: sends_then_receives(other, 50, 900)  # noqa: E731
     found = both(tmp_path, {"a": make("b"), "b": make("a")}, limits, Patience(2.0, 0.5))
     assert any(isinstance(one, PeerGone) and "has taken nothing" in str(one) for one in found.values()), found
+
+
+def test_a_role_that_hangs_is_named_while_its_process_lives(tmp_path: Path) -> None:
+    given_up = threading.Event()
+
+    def hangs(state: bytes | None) -> Role[PartResult]:
+        yield Send("a", "x", b"1")
+        given_up.wait(60)
+        yield Send("a", "x", b"2")
+        return PartResult()
+
+    def waits(state: bytes | None) -> Role[PartResult]:
+        try:
+            for _ in range(2):
+                yield from receive("b", "x")
+        finally:
+            given_up.set()
+        return PartResult()
+
+    patience = Patience(stuck_after_s=1.0)
+    found = both(tmp_path, {"a": waits, "b": hangs}, ChannelLimits(), patience)
+    assert isinstance(found["a"], PeerGone)
+    assert str(found["a"]).startswith("b: is there, but has done nothing for ")
+    assert str(found["a"]).endswith("; 'x' is awaited of b")
+    assert isinstance(found["b"], PeerAborted)
+    assert found["b"].detail == "b is stuck"
 
 
 @pytest.mark.parametrize("knowing", ["ab", "a", "b"])

@@ -1,0 +1,127 @@
+"""What runs of an intersection leave to the next: signatures, and how much each peer asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from federated.vertical.parties import PeerFault
+from services.psi.budget import FileBudget
+from services.psi.kept import FileCache, KeptFolder
+from services.vertical.store import StateDamaged, StateNotKept
+from tests.support.vertical import ROOT
+
+KEYS = {"bank": "aa" * 32, "post": "bb" * 32}
+
+
+def places(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(16, "little") for number in numbers]
+
+
+def hashes(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(32, "big") for number in numbers]
+
+
+class TestFileCache:
+    def test_what_was_put_is_there_in_the_next_process(self, tmp_path: Path) -> None:
+        FileCache(tmp_path / "new").put(places(1, 2), hashes(1, 2))
+        FileCache(tmp_path / "new").put(places(3), hashes(3))
+        assert FileCache(tmp_path / "new").get(places(1, 4, 3)) == [hashes(1)[0], None, hashes(3)[0]]
+        assert (tmp_path / "new" / "signatures").stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("cut", [1, 47, 49, 83])
+    def test_a_batch_that_was_written_in_part_is_dropped(self, tmp_path: Path, cut: int) -> None:
+        FileCache(tmp_path).put(places(1), hashes(1))
+        FileCache(tmp_path).put(places(2), hashes(2))
+        file = tmp_path / "signatures"
+        os.truncate(file, file.stat().st_size - cut)
+        again = FileCache(tmp_path)
+        assert again.get(places(1, 2)) == [hashes(1)[0], None]
+        again.put(places(2), hashes(2))
+        assert FileCache(tmp_path).get(places(1, 2)) == hashes(1, 2)
+
+    def test_a_changed_byte_is_no_signature(self, tmp_path: Path) -> None:
+        FileCache(tmp_path).put(places(1), hashes(1))
+        file = tmp_path / "signatures"
+        file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        assert FileCache(tmp_path).get(places(1)) == [None]
+
+    def test_the_oldest_go_and_the_file_does_not_grow_without_end(self, tmp_path: Path) -> None:
+        for number in range(10):
+            FileCache(tmp_path, most=3).put(places(number), hashes(number))
+        assert FileCache(tmp_path, most=3).get(places(6, 7, 8, 9)) == [None, *hashes(7, 8, 9)]
+        assert (tmp_path / "signatures").stat().st_size < 5 * 84
+
+
+class TestFileBudget:
+    def test_counts_by_the_peers_key_over_all_runs(self, tmp_path: Path) -> None:
+        FileBudget(tmp_path / "new", 10, KEYS).spend("bank", 7)
+        renamed = FileBudget(tmp_path / "new", 10, {"bank-2": KEYS["bank"], "post": KEYS["post"]})
+        assert renamed.left() == {"bank-2": 3, "post": 10}
+        with pytest.raises(PeerFault, match="asks 4 more; 3 of 10 are left"):
+            renamed.spend("bank-2", 4)
+        assert renamed.left() == {"bank-2": 3, "post": 10}
+
+    def test_a_process_that_is_killed_has_spent(self, tmp_path: Path) -> None:
+        program = (
+            "import os, signal, sys; from pathlib import Path; from services.psi.budget import FileBudget\n"
+            f"FileBudget(Path(sys.argv[1]), 10, {KEYS!r}).spend('bank', 6)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=False)
+        assert done.returncode == -9
+        assert FileBudget(tmp_path, 10, KEYS).left()["bank"] == 4
+
+    def test_it_is_on_disk_before_it_is_spent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", synced.append)
+        FileBudget(tmp_path, 10, KEYS).spend("bank", 1)
+        assert len(synced) == 2  # the file, and the folder's entry
+
+    def test_without_room_nothing_is_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        budget = FileBudget(tmp_path, 10, KEYS)
+        budget.spend("bank", 1)
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(StateNotKept, match="No space left"):
+                budget.spend("bank", 2)
+        assert budget.left()["bank"] == 9
+
+    def test_two_who_spend_at_once_do_not_exceed_it(self, tmp_path: Path) -> None:
+        refused: list[str] = []
+
+        def spends() -> None:
+            budget = FileBudget(tmp_path, 20, KEYS)
+            for _ in range(15):
+                try:
+                    budget.spend("bank", 1)
+                except PeerFault as fault:
+                    refused.append(fault.rule)
+
+        threads = [threading.Thread(target=spends) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert refused == ["limit"] * 10
+        assert FileBudget(tmp_path, 20, KEYS).left()["bank"] == 0
+
+    @pytest.mark.parametrize("name", ["asked", "signer-2048"])
+    def test_a_damaged_count_is_not_a_whole_budget(self, tmp_path: Path, name: str) -> None:
+        budget = FileBudget(tmp_path, 10, KEYS)
+        budget.spend("bank", 9)
+        KeptFolder(tmp_path).write(name, b"{}")
+        body = (tmp_path / name).read_bytes()
+        (tmp_path / "asked").write_bytes(body if name != "asked" else body[:-1] + b"!")
+        with pytest.raises(StateDamaged, match="not known what peers asked"):
+            budget.spend("bank", 1)
