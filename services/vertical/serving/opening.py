@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from federated.psi.ids import IdRule
 from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.jobs import find_kind
 from services.vertical.network import Peer
-from services.vertical.party import Part
+from services.vertical.party import Part, read_part
 from services.vertical.serving.audit import AuditLog
 from services.vertical.serving.parts import Loaded
 
 AUDIT: Final = "audit.jsonl"
+
+
+def open_part(path: Path) -> Part:
+    """The party's part of the model. Raises ConfigRefused, StateDamaged."""
+    if not path.exists():
+        raise ConfigRefused(
+            f"{path} is not there: train first (`headwater fl vertical party`), with the same [job]"
+        )
+    return read_part(path)
 
 
 def load_part(config: PartyConfig, part: Part) -> Loaded:

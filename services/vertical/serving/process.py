@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,14 +20,14 @@ from federated.vertical.tables import Table
 from services.listening import address_of, cancel, listen, serve_until
 from services.settings.checks import parse_address
 from services.vertical.config import ConfigRefused
-from services.vertical.party import MODEL, ROWS, Part, Prepared, read_part
+from services.vertical.party import MODEL, ROWS, Part, Prepared
 from services.vertical.serving.app import PredictionRoutes, Terms, assemble
 from services.vertical.serving.audit import AuditLog
 from services.vertical.serving.callers import Callers
 from services.vertical.serving.guest import ServingGuest
 from services.vertical.serving.host import ServingHost
 from services.vertical.serving.metrics import ServingMetrics
-from services.vertical.serving.opening import hosts_of, id_rule, load_part, open_audit, peers_of
+from services.vertical.serving.opening import hosts_of, id_rule, load_part, open_audit, open_part, peers_of
 from services.vertical.serving.parts import Parts, Renewal
 from services.vertical.serving.quota import WINDOW_S, Quota
 
@@ -92,12 +91,8 @@ def _renewed(serving: _Serving) -> Iterator[None]:
 
 
 def _part(prepared: Prepared) -> Part:
-    path: Path = prepared.folder / MODEL
-    if not path.exists():
-        raise ConfigRefused(
-            f"{path} is not there: train first (`headwater fl vertical party`), with the same [job]"
-        )
-    part = read_part(path)
+    path = prepared.folder / MODEL
+    part = open_part(path)
     table = prepared.table
     if table is not None and part.features != table.names:
         raise ConfigRefused(
