@@ -99,6 +99,9 @@ class Parameters:
     bits: tuple[int, ...]
     scale_bits: int = 40
 
+    def __str__(self) -> str:
+        return f"CKKS, ring of degree {self.degree}, modulus of {sum(self.bits)} bits: 128 bits of security"
+
     @property
     def slots(self) -> int:
         return self.degree // 2

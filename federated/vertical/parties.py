@@ -139,7 +139,8 @@ class PartResult:
 
     ``figures``: small facts to show. ``model``: this party's part of the model, for ``Kind.load``. ``rows``: positions
     of this party's rows in the joint order (int64 [n]). ``test``: positions in ``rows`` that were held out (int64 [m]).
-    ``scores``: the label party's scores of the held-out rows, of all where none were: [m] or [m, C].
+    ``scores``: the label party's scores of the held-out rows, of all where none were: [m] or [m, C]. ``curves``: what
+    changed from epoch to epoch, by name, such as ``loss``; all finite.
     """
 
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class PartResult:
     rows: npt.NDArray[np.int64] | None = None
     scores: npt.NDArray[np.float64] | None = None
     test: npt.NDArray[np.int64] | None = None
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class Workers(Protocol):

@@ -13,8 +13,9 @@ label k as ``ALIGNED`` + 1 + k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +37,9 @@ from federated.vertical.parties import (
     receive,
 )
 from federated.vertical.tables import MOST_ROWS, Table
-from federated.vertical.wire import AnyArr, Arr, Bytes, Expected, Int, pack, unpack
+from federated.vertical.wire import AnyArr, Arr, Bytes, Expected, Int, Text, pack, unpack
 
+Figures = Mapping[str, float | int | str]
 ALIGNED: Final = 2**20
 LAST_LABEL: Final = 2**40
 LEAST_ROWS: Final = 10
@@ -61,11 +63,13 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """``rows``: positions in this party's table, in the joint order (empty at a party without a table)."""
+    """``rows``: positions in this party's table, in the joint order (empty at a party without a table). ``told``: the
+    alignment's own figures."""
 
     count: int
     rows: npt.NDArray[np.int64]
     test: npt.NDArray[np.int64]
+    told: Figures = field(default_factory=dict)
 
     def train(self) -> npt.NDArray[np.int64]:
         """Positions in the joint order that are trained on."""
@@ -80,6 +84,7 @@ _STATE: Final[dict[str, Expected]] = {
     "count": Int(0, MOST_ROWS),
     "rows": Arr("<i8", (None,)),
     "test": Arr("<i8", (None,)),
+    "told": Text(2**16),
     "inner": Bytes(MOST_STATE),
 }
 
@@ -121,31 +126,44 @@ def _role(
     )
     inner: bytes | None = fields["inner"][1:] if fields["inner"] else None
     if fields["aligned"]:
-        found = _Joint(fields["count"], fields["rows"], fields["test"])
+        found = _Joint(fields["count"], fields["rows"], fields["test"], json.loads(fields["told"]))
     else:
-        rows = yield from _align(setup, alignment, fields["steps"], inner)
-        found = yield from _hold_out(setup, rows, test)
+        rows, told = yield from _align(setup, alignment, fields["steps"], inner)
+        found = replace((yield from _hold_out(setup, rows, test)), told=told)
         inner = None
         yield Checkpoint(ALIGNED, _kept(found))
     table = None if setup.table is None else setup.table.take(found.rows)
     train = None if table is None else table.take(found.train())
     own = replace(setup, table=train, rows=found.count - len(found.test), rest=_rest(setup.table, found.rows))
     result = yield from _rewritten(kind.make(options, own)(inner), _shifted(found))
-    result = replace(result, rows=found.rows if table is not None else None, test=found.test)
+    result = replace(
+        result,
+        figures={**_sizes(setup.table, found), **result.figures},
+        rows=found.rows if table is not None else None,
+        test=found.test,
+    )
     if kind.load is None or not len(found.test):
         return result
     return (yield from _score(kind, setup, table, found, result))
 
 
+def _sizes(table: Table | None, found: _Joint) -> Figures:
+    """How many rows and columns there are, and what the alignment told."""
+    own = {} if table is None else {"own rows": len(table), "own columns": len(table.names)}
+    aligned = {f"alignment: {name}": value for name, value in found.told.items()}
+    return {**own, "joint rows": found.count, "held-out rows": len(found.test), **aligned}
+
+
 def _align(
     setup: Setup, alignment: Alignment, steps: int, state: bytes | None
-) -> Generator[Effect, Incoming | None, npt.NDArray[np.int64]]:
-    """``steps``: how many checkpoints of the alignment were before, the last of them with ``state``."""
+) -> Generator[Effect, Incoming | None, tuple[npt.NDArray[np.int64], Figures]]:
+    """Positions of the joint rows, and the alignment's figures. ``steps``: how many of its checkpoints were before, the
+    last of them with ``state``."""
     table, holders = setup.table, [name for name, role in setup.parties.items() if role != "coordinator"]
     if table is None:
         if alignment.kind is not None:
             yield from _look_on(setup.one("guest"), steps)
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), {}
     if alignment.kind is not None:
         parties = {name: setup.parties[name] for name in holders}
         role = alignment.kind.make(alignment.options, replace(setup, parties=parties))(state)
@@ -154,7 +172,7 @@ def _align(
         yield from broadcast(told, "align", pack({"more": 0}))
         if result.rows is None:
             raise ValueError(f"{alignment.kind.name} with these options aligns nothing at {setup.me}")
-        return result.rows
+        return result.rows, result.figures
     guest = setup.one("guest")
     if setup.me == guest:
         hosts = [name for name in holders if name != guest]
@@ -165,7 +183,7 @@ def _align(
             raise PeerFault(
                 guest, "alignment", "its rows are not the same, or not in the same order, as here"
             )
-    return np.arange(len(table), dtype=np.int64)
+    return np.arange(len(table), dtype=np.int64), {}
 
 
 def _look_on(guest: str, steps: int) -> Generator[Effect, Incoming | None, None]:
@@ -235,6 +253,7 @@ def _packed(aligned: int, steps: int, found: _Joint, inner: bytes | None) -> byt
             "count": found.count,
             "rows": found.rows,
             "test": found.test,
+            "told": json.dumps(dict(found.told), allow_nan=False),
             "inner": b"" if inner is None else b"\1" + inner,
         }
     )

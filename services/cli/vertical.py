@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import answers
+from services.cli import answers, vertical_predict
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
@@ -296,16 +296,42 @@ def split(
 @app.command("report")
 def report(
     context: typer.Context,
-    path: Annotated[
-        Path, typer.Argument(help="A report.json, or a folder with one (a trial's, a party's state).")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="A report.json, or a folder with one (a trial's, a party's state); several are compared.",
+        ),
     ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.md|FILE.html", help="Write it to a file to hand on, instead.")
+    ] = None,
 ) -> None:
-    """Show a run's report: how good the model is, and what each party saw."""
-    from services.vertical.report import read_reports
+    """Show a run's report: how good the model is, how it was protected, and what each party saw; or compare runs."""
+    from services.cli.output import note, print_json
+    from services.vertical.comparison import compare
+    from services.vertical.report import FORMAT, read_reports
+    from services.vertical.report_file import SUFFIXES, rendered
 
+    if output is not None and output.suffix not in SUFFIXES:
+        raise CommandFailed(Exit.USAGE, f"--output {output}: a file's name ends in {' or '.join(SUFFIXES)}")
     with _refusals():
-        found = read_reports(path)
-    _show(context, found)
+        found = {str(path): read_reports(path) for path in paths}
+    if output is not None:
+        try:
+            output.write_text(rendered(found, output.suffix), encoding="utf-8")
+        except OSError as error:
+            raise CommandFailed(Exit.BAD_INPUT, f"{output} cannot be written: {error.strerror}") from error
+        note(f"the report is in {output}")
+    elif len(found) == 1:
+        _show(context, found[str(paths[0])])
+    elif context.obj.json:
+        differences = [
+            {"title": title, "columns": columns, "rows": rows} for title, columns, rows in compare(found)
+        ]
+        print_json({"format": FORMAT, "runs": found, "comparison": differences})
+    else:
+        _tell(compare(found))
 
 
 def _config(context: typer.Context) -> PartyConfig:
@@ -318,13 +344,19 @@ def _config(context: typer.Context) -> PartyConfig:
 
 
 def _show(context: typer.Context, report: dict[str, Any]) -> None:
-    from services.cli.output import print_json, print_table
+    from services.cli.output import print_json
     from services.vertical.report import tables
 
     if context.obj.json:
         print_json(report)
-        return
-    for title, columns, rows in tables(report):
+    else:
+        _tell(tables(report))
+
+
+def _tell(sections: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, ...]]]]) -> None:
+    from services.cli.output import print_table
+
+    for title, columns, rows in sections:
         print_table(columns, rows, title)
         print()
 
@@ -379,3 +411,4 @@ def _refusals() -> Iterator[None]:
 
 
 answers.register(app, _config, _refusals)
+vertical_predict.register(app, _config, _refusals)

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -74,3 +75,15 @@ def parse_options(kind: Kind[Any], given: Mapping[str, Any]) -> Any:
         raise JobRefused(f"options of {kind.name}: {'; '.join(told)}") from error
     except ValueError as error:
         raise JobRefused(f"options of {kind.name}: {error}") from error
+
+
+def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's settings (``what``, ``options``, ``align``, ``psi`` and others) with the options' defaults. Raises
+    JobRefused."""
+    kind = find_kind(job["what"])
+    found = {**job, "options": asdict(parse_options(kind, job["options"]))}
+    if kind.aligned and job["align"] == "psi":
+        found["psi"] = asdict(parse_options(find_kind("psi"), job["psi"]))
+    else:
+        found.pop("psi", None)
+    return found

@@ -47,7 +47,15 @@ from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.boosting.plain import boost
 from federated.vertical.boosting.trees import LEAF, Splits, Tree
 from federated.vertical.histograms.bins import Codes, encode, fit_edges
-from federated.vertical.histograms.lanes import HALF, MOST_LANES, Bools, Ints, Lanes, choose_lanes
+from federated.vertical.histograms.lanes import (
+    ENCRYPTION,
+    HALF,
+    MOST_LANES,
+    Bools,
+    Ints,
+    Lanes,
+    choose_lanes,
+)
 from federated.vertical.histograms.sealed import KeyHolder
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
@@ -191,6 +199,7 @@ class _Guest:
 
     def _figures(self) -> dict[str, float | int | str]:
         figures: dict[str, float | int | str] = {
+            "encryption": ENCRYPTION,
             "trees": len(self.model.trees),
             "loss": self.model.objective.loss,
         }

@@ -36,7 +36,7 @@ from federated.vertical.boosting.model import HostModel
 from federated.vertical.boosting.options import BoostingOptions
 from federated.vertical.boosting.trees import Splits
 from federated.vertical.histograms.bins import Codes, encode, fit_edges
-from federated.vertical.histograms.lanes import SLOTS, Bools, Ints, Lanes
+from federated.vertical.histograms.lanes import ENCRYPTION, SLOTS, Bools, Ints, Lanes
 from federated.vertical.histograms.sealed import SumTask, masked_sums, permutation, read_key, sum_tasks
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
@@ -118,7 +118,11 @@ class _Host:
             yield Progress(tree + 1, self.options.trees, "trees")
         assert self.setup.table is not None
         own = Counter(self.setup.table.names[one] for one in self.model.splits.feature)
-        figures: dict[str, float | int | str] = {"trees": self.model.trees, "splits": len(self.model.splits)}
+        figures: dict[str, float | int | str] = {
+            "encryption": ENCRYPTION,
+            "trees": self.model.trees,
+            "splits": len(self.model.splits),
+        }
         figures |= {f"splits by {name}": count for name, count in own.most_common(10)}
         return PartResult(figures, self.model.dump())
 

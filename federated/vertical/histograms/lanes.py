@@ -23,6 +23,7 @@ SLOTS: Final = 8_192
 PLAIN: Final = 1_099_511_480_321
 """A prime of 40 bits that is 1 modulo 2 * SLOTS, so that there are slots."""
 HALF: Final = (PLAIN - 1) // 2
+ENCRYPTION: Final = f"BFV, ring of degree {SLOTS}, modulus of 218 bits: 128 bits of security"
 MOST_LANES: Final = 64
 MOST_CIPHERTEXT: Final = 2 * 4 * SLOTS * 8 + 4_096
 """Bytes of a fresh ciphertext at most: two polynomials, four primes."""

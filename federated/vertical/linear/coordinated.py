@@ -32,6 +32,7 @@ from federated.vertical.linear.solver import ends, verdict
 from federated.vertical.linear.steps import (
     close,
     computed,
+    curves,
     descend,
     hidden_loss,
     keys_of,
@@ -86,7 +87,7 @@ def host(
         yield Send(guest_name, "penalty", sealed_penalty(plan, own, sealer))
         yield from close(own, keeper)
     part = HostModel(own.scaling, own.solver.weights)
-    return PartResult(plan.figures(own.width) | told(own), part.dump())
+    return PartResult(plan.figures(own.width) | told(own), part.dump(), curves=curves(own))
 
 
 def guest(
@@ -121,7 +122,7 @@ def guest(
     weights = own.solver.weights
     alone = fit_alone(own.features, labels.scaled, options)
     part = GuestModel(options.family, own.scaling, weights, alone, labels.mean, labels.deviation, hosts)
-    return PartResult(plan.figures(own.width) | told(own), part.dump())
+    return PartResult(plan.figures(own.width) | told(own), part.dump(), curves=curves(own))
 
 
 def coordinator(
@@ -136,7 +137,7 @@ def coordinator(
         fields = unpack(state, "this checkpoint", _STATE)
         losses, stopped = fields["losses"].tolist(), bool(fields["stopped"])
     if stopped:
-        return PartResult({"epochs": len(losses), "loss": losses[-1]})
+        return PartResult({"epochs": len(losses), "loss": losses[-1]}, curves={"loss": losses})
     opener = Opener(Scheme(surrogate_of(options).parameters))
     body = keys_of(opener.public(), opener.relinearisation())
     yield from broadcast(parties, "keys", body)
@@ -165,7 +166,7 @@ def coordinator(
         stopped = ends(losses, options)
         yield from broadcast(parties, "verdict", verdict(told_loss(plan, losses[-1], draw), stopped))
         yield Checkpoint(len(losses), pack({"losses": np.array(losses), "stopped": int(stopped)}))
-    return PartResult({"rows": rows, "epochs": len(losses), "loss": losses[-1]})
+    return PartResult({"rows": rows, "epochs": len(losses), "loss": losses[-1]}, curves={"loss": losses})
 
 
 def _meet(plan: Plan, keeper: str, width: int) -> Generator[Effect, Incoming | None, tuple[Sealer, bytes]]:

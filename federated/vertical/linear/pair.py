@@ -34,6 +34,7 @@ from federated.vertical.linear.solver import ends, verdict
 from federated.vertical.linear.steps import (
     close,
     computed,
+    curves,
     descend,
     hidden_loss,
     keys_of,
@@ -93,7 +94,7 @@ def host(
         yield Send(peer, "verdict", verdict(told_loss(plan, loss, draw), stop))
         yield Checkpoint(own.solver.epoch + 1, own.solver.end_epoch(loss, stop))
     part = HostModel(own.scaling, own.solver.weights)
-    return PartResult(_figures(plan, own), part.dump())
+    return PartResult(_figures(plan, own), part.dump(), curves=curves(own))
 
 
 def guest(
@@ -136,7 +137,7 @@ def guest(
     part = GuestModel(
         options.family, own.scaling, own.solver.weights, alone, labels.mean, labels.deviation, (peer,)
     )
-    return PartResult(_figures(plan, own), part.dump())
+    return PartResult(_figures(plan, own), part.dump(), curves=curves(own))
 
 
 def _figures(plan: Plan, own: Own) -> dict[str, float | int | str]:

@@ -105,6 +105,7 @@ class Plan:
         """What a party shows of the protection. ``equations_per_row``: how many linear equations its gradients of an
         epoch are for each unknown residual; at 1 they would tell all."""
         return {
+            "encryption": str(self.scheme.parameters),
             "rows": self.rows,
             "batches": len(self.batches.rows),
             "features": features,

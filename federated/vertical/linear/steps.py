@@ -123,3 +123,8 @@ def close(own: Own, judge: str) -> Exchange:
 def told(own: Own) -> dict[str, float | int | str]:
     """How training went."""
     return {"epochs": own.solver.epoch, "loss": own.solver.losses[-1]}
+
+
+def curves(own: Own) -> dict[str, list[float]]:
+    """The same, epoch by epoch."""
+    return {"loss": list(own.solver.losses)}
