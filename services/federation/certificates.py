@@ -52,7 +52,8 @@ def ensure_certificate(federation: FederationSettings) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
             made = Path(beside) / "made"
-            made.mkdir(mode=0o700)
+            # Only the key is a secret: who watches the servers may read the authority's certificate.
+            made.mkdir(mode=0o755)
             _fill(made, federation.certificate.name, key.name, federation.create_certificate)
             # Fails where there are files already: of two processes that make the same folder, one does.
             made.rename(folder)
