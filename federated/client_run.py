@@ -25,6 +25,7 @@ from federated.client_steps import Budget, Done, Terms, Train, Wait
 from federated.client_trainer import NumpyTrainer, client_number
 from federated.job import FederatedJob, load_job, read_job
 from federated.job_sections import JobRefused
+from federated.labelled import read_labelled
 from federated.models import Inputs, Labels
 
 _RETRY_S = 1.0
@@ -181,16 +182,16 @@ def fitting(job: FederatedJob, path: Path, inputs: Inputs, labels: Labels) -> tu
 
 
 def load_rows(path: Path) -> tuple[Inputs, Labels]:
-    """This device's rows: ``.npz`` with ``inputs`` [N, ...] and ``labels`` [N], or ``.csv`` whose last column is the
-    label. Raises ValueError for anything else."""
+    """This device's rows: ``.npz`` with ``inputs`` [N, ...] and ``labels`` [N], or ``.csv`` as ``federated.labelled``
+    has it. Raises ValueError for anything else."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             if not {"inputs", "labels"} <= set(arrays.files):
                 raise ValueError(f"{path} has no arrays inputs and labels")
             inputs, labels = arrays["inputs"], arrays["labels"]
     elif path.suffix == ".csv":
-        rows = np.loadtxt(path, np.float32, delimiter=",", ndmin=2)
-        inputs, labels = rows[:, :-1], rows[:, -1]
+        rows = read_labelled(path)
+        inputs, labels = rows.inputs, rows.numbers(path)
     else:
         raise ValueError(f"{path} is neither .npz nor .csv")
     if len(inputs) != len(labels) or not len(labels):
@@ -212,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--data",
         required=True,
         type=Path,
-        help=".npz with inputs and labels, or .csv without a header, label last; of items .npz with items, or .txt, "
-        "an id a line",
+        help=".npz with inputs and labels, or .csv (a column label; without a header the last one); of items .npz "
+        "with items, or .txt, an id a line",
     )
     parser.add_argument("--state", type=Path, help="folder for what is kept between rounds")
     parser.add_argument("--token-file", type=Path, help="file with this device's token")

@@ -1,4 +1,7 @@
-"""Anybody's numbers as clients: a folder with a CSV or npz for each, or one CSV with a column that names the client."""
+"""Anybody's numbers as clients: a folder with a CSV or npz for each, or one CSV with a column that names the client.
+
+``federated.labelled`` has the format of the CSVs, which a device reads of its own, too.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from federated.labelled import LabelledRows, RowsRefused, few, read_labelled
 from services.datasets.errors import BadRows, DatasetDamaged, DatasetError, RowError
 from services.datasets.federations.owned import Owned, coded
-from services.datasets.rows import read_rows
 
-CLIENT_COLUMNS: Final = ("client", "client_id", "user", "user_id")
-LABEL_COLUMNS: Final = ("label", "target", "y")
-_SHOWN: Final = 20
 _TEST: Final = "test"
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,8 +30,8 @@ def client_files(folder: Path) -> list[Path]:
 def read_folder(folder: Path) -> Owned:
     """One client for each file, named like it; ``test.csv`` or ``test.npz`` are the test rows of all.
 
-    CSV: a column ``label`` (or ``target``, ``y``), and all others are features, the same in each file. npz: arrays
-    ``inputs`` [n, ...] and ``labels`` [n]. Raises DatasetError, DatasetDamaged, BadRows.
+    CSV: the same features in each file. npz: arrays ``inputs`` [n, ...] and ``labels`` [n]. Raises DatasetError,
+    DatasetDamaged, BadRows.
     """
     files = client_files(folder)
     if not [path for path in files if path.stem != _TEST]:
@@ -44,14 +43,13 @@ def read_folder(folder: Path) -> Owned:
     columns: tuple[str, ...] | None = None
     for path in files:
         if path.suffix == ".csv":
-            rows, row_labels, _, found = _read_csv(path, client_column=None)
+            read = _read_csv(path)
+            rows, row_labels, found = read.inputs, list[object](read.labels), read.features
         else:
             rows, row_labels = _read_npz(path)
             found = tuple(f"feature {column}" for column in range(rows.shape[1]))
         if columns is not None and found != columns:
-            raise DatasetDamaged(
-                f"{path} has the features {_few(found)}, but {files[0].name} {_few(columns)}"
-            )
+            raise DatasetDamaged(f"{path} has the features {few(found)}, but {files[0].name} {few(columns)}")
         columns = found
         if path.stem == _TEST:
             owner = -1
@@ -69,10 +67,10 @@ def read_folder(folder: Path) -> Owned:
 def read_table(path: Path) -> Owned:
     """One client for each value of the column ``client`` (or ``client_id``, ``user``, ``user_id``), in order of first
     appearance. Raises DatasetError, BadRows."""
-    rows, labels, clients, _ = _read_csv(path, client_column=CLIENT_COLUMNS)
+    read = _read_csv(path, by_client=True)
     number: dict[str, int] = {}
-    owners = np.array([number.setdefault(client, len(number)) for client in clients], np.int64)
-    return _owned(path, rows, labels, owners, list(number))
+    owners = np.array([number.setdefault(client, len(number)) for client in read.clients], np.int64)
+    return _owned(path, read.inputs, read.labels, owners, list(number))
 
 
 def _owned(
@@ -96,73 +94,16 @@ def _owned(
     )
 
 
-def _read_csv(
-    path: Path, client_column: Sequence[str] | None
-) -> tuple[Floats, list[object], list[str], tuple[str, ...]]:
-    """Features [N, F], labels, clients (empty without ``client_column``), and the features' names."""
-    header = _header(path)
-    label = _one_of(path, header, LABEL_COLUMNS)
-    client = _one_of(path, header, client_column) if client_column is not None else None
-    features = tuple(name for name in header if name not in (label, client))
-    if not features:
-        raise DatasetError(f"{path}:1: there is no column beside {label!r}; a row needs at least one feature")
-    values: list[list[float]] = []
-    labels: list[object] = []
-    clients: list[str] = []
-    wrong: list[RowError] = []
-    total = 0
-    for line, cells in read_rows(path):
-        problem: str | None = None
-        if isinstance(cells, RowError):
-            problem = cells.message
-        else:
-            missing = [name for name in header if name not in cells]
-            if missing:
-                problem = f"column {missing[0]!r} is empty"
-            else:
-                try:
-                    row = [float(str(cells[name])) for name in features]
-                    # False for NaN too.
-                    if not all(abs(value) <= _LARGEST for value in row):
-                        problem = "a feature is no finite 32-bit number"
-                except ValueError as error:
-                    problem = f"a feature is no number: {error}"
-        if problem is not None:
-            total += 1
-            if len(wrong) < _SHOWN:
-                wrong.append(RowError(path.name, line, problem))
-            continue
-        assert not isinstance(cells, RowError)
-        values.append(row)
-        labels.append(cells[label])
-        if client is not None:
-            clients.append(str(cells[client]))
-    if total:
-        raise BadRows(tuple(wrong), total)
-    if not values:
-        raise DatasetError(f"{path} has a header but no row")
-    return np.array(values, np.float32), labels, clients, features
-
-
-def _header(path: Path) -> list[str]:
-    import csv
-
+def _read_csv(path: Path, *, by_client: bool = False) -> LabelledRows:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file), [])
+        return read_labelled(path, by_client=by_client)
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(f"{path}:1: {error}") from error
-
-
-def _one_of(path: Path, header: Sequence[str], wanted: Sequence[str]) -> str:
-    for name in wanted:
-        if name in header:
-            return name
-    raise DatasetError(
-        f"{path}:1: has the columns {_few(header)}, but none of {', '.join(wanted)}; name one of them so"
-    )
+    except RowsRefused as error:
+        if error.problems[0][0] <= 1:  # the first line or the whole file
+            raise DatasetError(str(error)) from error
+        wrong = tuple(RowError(path.name, line, what) for line, what in error.problems)
+        raise BadRows(wrong, error.total) from error
 
 
 def _read_npz(path: Path) -> tuple[Floats, list[object]]:
@@ -189,7 +130,3 @@ def _read_npz(path: Path) -> tuple[Floats, list[object]]:
     if not np.isfinite(rows).all():
         raise DatasetDamaged(f"{path}: inputs have a value that is no finite 32-bit number")
     return rows, labels.tolist()
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
