@@ -34,6 +34,8 @@
     [serve]                       # joint inference (`headwater fl vertical serve`)
     listen = "127.0.0.1:8400"     # the guest's REST
     deadline = "1s"               # for the hosts; past it the guest's part answers alone
+    rows = "all"                  # at a host: all of its table, or those that were joint in the training
+    audit_keep = "30d"            # lines of the audit log that are never dropped; left out: the oldest are
 
 Relative paths start at the file's folder.
 """

@@ -67,6 +67,10 @@ def test_a_run_goes_on_after_any_party_was_killed(tmp_path: Path, victim: str) -
     # From a checkpoint, not from the beginning: at the survivor some turns were done twice, not all.
     turns = next(one for one in reports[survivor]["sent"] if one["kind"] in ("sum", "total"))["messages"]
     assert turns < 8 + 3
+    # The one that was killed tells of what it sent before, too.
+    sent = next(one for one in reports[victim]["sent"] if one["kind"] in ("sum", "total"))
+    assert 8 <= sent["messages"] < 8 + 3
+    assert reports[victim]["attempts"] == 2
 
 
 def test_a_dead_peer_is_named_and_given_up(tmp_path: Path) -> None:
