@@ -89,10 +89,10 @@ def make(options: PsiOptions, setup: Setup, own: Own | None = None) -> Make:
     if own.on_disk and protocol not in ON_DISK:
         raise ValueError(f"{protocol} holds its set in memory; {' and '.join(ON_DISK)} may have it on disk")
     terms = replace(options.terms(), budget=own.budget)
-    if options.wants == "count" and protocol != "ecdh":
-        raise ValueError(f"{protocol} gives ids, not a count alone; ecdh does")
+    if options.wants == "count" and protocol not in ("ecdh", "several"):
+        raise ValueError(f"{protocol} gives ids, not a count alone; ecdh does, and several for more parties")
     if options.learns == "host" and protocol == "several":
-        raise ValueError("several parties: the guest learns the ids, or all do")
+        raise ValueError("several parties: the guest learns the result, or all do")
     ids = None if own.spool is not None or setup.table is None else normalise(setup.table.ids, terms.rule)
     peer = hosts[0] if setup.me == guest else guest
     first = setup.me == guest
@@ -230,6 +230,7 @@ SEEN: Final[Mapping[str, str]] = {
     "psi.values": "values of the function: which of its own ids are common, and what passed the filter by chance",
     "psi.held": "which of the values that it named are held",
     "psi.pair": "a key that two parties share",
+    "psi.count": "how many ids are common",
     "psi.store": "random values but for ids that all parties have",
 }
 

@@ -9,6 +9,11 @@ A star, after Kolesnikov, Matania, Pinkas, Rosulek and Trieu (2017, the augmente
     3. The leader reads all stores at its ids: everything cancels out exactly where every party has the id.
     4. By setting, the leader tells the others, by hashes of the common ids.
 
+The count alone (``wants="count"``): the second party neither answers nor sends a store. The leader's sum then is what
+the second party's S(x) is, where all the others have x, and random elsewhere; nobody can tell the two apart without the
+keys of the second party. Leader and second party count in how many (x, sum) they agree by Diffie-Hellman
+(``cardinality``), which shows neither of them which those are.
+
 A checkpoint follows some of the chunks that the leader asks, and each part of what the others evaluate on their ids.
 
 Who learns what: the leader the common ids and the sizes, no pairwise intersection; the others their size beside the
@@ -24,9 +29,10 @@ from typing import Final
 
 import numpy as np
 
+from federated.psi.cardinality import count_common
 from federated.psi.function import answer, ask, owned
 from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
-from federated.psi.hashing import Rows, Tags, as_rows, system, tag_bytes, tags
+from federated.psi.hashing import LONGEST_TAG, Rows, Tags, as_rows, system, tag_bytes, tags
 from federated.psi.keyvalue import VALUE_BYTES, decode, encode, length
 from federated.psi.members import Arrange
 from federated.psi.resume import CHECKPOINTS, Begun, begin, charge_again, due, stretched
@@ -56,9 +62,10 @@ from federated.vertical.parties import (
     Role,
     Send,
     Workers,
+    broadcast,
     receive,
 )
-from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Value
+from federated.vertical.wire import Arr, Blobs, Bytes, Expected, Int, Value, pack, unpack
 
 MOST_PARTIES: Final = 32
 _KEY_BYTES: Final = 32
@@ -98,15 +105,15 @@ def several(
         raise ValueError(
             f"{me} with {len(parties)} parties; 3 to {MOST_PARTIES} of different names are needed"
         )
-    if terms.wants != "ids" or terms.learns == "second":
-        raise ValueError("several parties: the leader learns the ids, or all do")
+    if terms.learns == "second":
+        raise ValueError("several parties: the leader learns the result, or all do")
     workers = Alone() if workers is None else workers
     first = me == parties[0]
     peer, fields, role = (parties[1], _LEADER, _lead) if first else (parties[0], _FOLLOWER, _follow)
     keys = (yield from _keys(me, parties, draw)) if state is None else {}
     begun = yield from begin(first, peer, _named(parties), terms, arrange, draw, state, fields)
     ids = [one for part in begun.members.chunks(terms.chunk) for one in part]
-    return (yield from role(parties, begun, ids, list(keys.values()), terms, draw, workers))
+    return (yield from role(me, parties, begun, ids, list(keys.values()), terms, draw, workers))
 
 
 def _keys(
@@ -136,6 +143,7 @@ def _shares(ids: Sequence[bytes], keys: Sequence[bytes]) -> Tags:
 
 
 def _lead(
+    me: str,
     parties: Sequence[str],
     begun: Begun,
     ids: Sequence[bytes],
@@ -144,7 +152,7 @@ def _lead(
     draw: Draw,
     workers: Workers,
 ) -> Generator[Effect, Incoming | None, Found]:
-    others = parties[1:]
+    others = [other for other in parties if other != me]
     sessions = {others[0]: begun.session}
     if begun.anew:
         for other in others[1:]:
@@ -164,19 +172,26 @@ def _lead(
         }
         return begun.state(label, own)
 
+    asked = others if terms.wants == "ids" else others[1:]
     total = chunks(len(ids), terms.chunk)
     for label in range(begun.done + 1, total + PARTS + 1):
         if label <= total:
             at = slice((label - 1) * terms.chunk, label * terms.chunk)
-            for values in (yield from ask(others, label - 1, ids[at], draw, workers)).values():
+            for values in (yield from ask(asked, label - 1, ids[at], draw, workers)).values():
                 sums[at] ^= values
         yield from _ended(label, total, "chunks asked", kept)
-    for other in others:
+    for other in asked:
         store = yield from _store(other, length(sessions[other].theirs))
         sums ^= decode(store, ids, sessions[other].key)
-    positions: Rows = np.flatnonzero(~sums.any(axis=1))
     smallest = min(session.theirs for session in sessions.values())
-    whole = Session(sessions[others[0]].key, len(ids), smallest, VALUE_BYTES)
+    whole = Session(begun.session.key, len(ids), smallest, VALUE_BYTES)
+    if terms.wants == "count":
+        count = yield from _counted(others[0], begun.session, ids, sums, terms, True, draw, workers)
+        if terms.learns == "both":
+            assert count is not None
+            yield from broadcast(others[1:], "psi.count", pack({"count": count}))
+        return Found(count, None, None, whole.mine, whole.theirs)
+    positions: Rows = np.flatnonzero(~sums.any(axis=1))
     found = found_ids(begun.members, positions, whole)
     if terms.learns == "both":
         for other in others:
@@ -187,6 +202,7 @@ def _lead(
 
 
 def _follow(
+    me: str,
     parties: Sequence[str],
     begun: Begun,
     ids: Sequence[bytes],
@@ -196,25 +212,33 @@ def _follow(
     workers: Workers,
 ) -> Generator[Effect, Incoming | None, Found]:
     leader, session = parties[0], begun.session
+    matcher = terms.wants == "count" and me == parties[1]
     if begun.anew:
         key, fill, values = scalar(draw), draw(32), bytearray()
     else:
         key, fill = check_scalar(begun.held["key"]), begun.held["fill"]
         pairs, values = begun.held["pairs"], bytearray(begun.held["values"])
-        charge_again(False, leader, terms, session.theirs - begun.done * terms.chunk)
+        answered = 0 if matcher else begun.done * terms.chunk
+        charge_again(False, leader, terms, session.theirs - answered)
 
     def kept() -> bytes:
         return begun.state(label, {"key": key, "fill": fill, "pairs": pairs, "values": bytes(values)})
 
     total = chunks(session.theirs, terms.chunk)
     for label in range(begun.done + 1, total + PARTS + 1):
-        if label <= total:
+        if matcher:
+            pass  # Its turn comes after all the others'.
+        elif label <= total:
             rows = rows_of(session.theirs, terms.chunk, label - 1)
             yield from answer(leader, label - 1, rows, key, workers)
         else:
             first, last = ((label - total + step) * len(ids) // PARTS for step in (-1, 0))
             values += owned(ids[first:last], key, workers).tobytes()
         yield from _ended(label, total, "chunks answered", kept)
+    if matcher:
+        mine = _shares(ids, pairs)
+        count = yield from _counted(leader, session, ids, mine, terms, False, draw, workers)
+        return Found(count, None, None, session.mine, session.theirs)
     # After a restart the same store again: two of them would differ by one that is zero at this party's ids alone.
     mine = _shares(ids, pairs) ^ as_rows(bytes(values), VALUE_BYTES)
     store = encode(ids, mine, session.key, stretched(fill, b"headwater-psi-store"))
@@ -223,9 +247,29 @@ def _follow(
         yield Send(leader, "psi.store", numbered(number, piece.tobytes()))
     if terms.learns != "both":
         return found_nothing(session)
+    if terms.wants == "count":
+        most = min(session.mine, session.theirs)
+        told = unpack((yield from receive(leader, "psi.count")), leader, {"count": Int(0, most)})
+        return Found(told["count"], None, None, session.mine, session.theirs)
     found = yield from told_common(leader, session, begun.members, ids)
     yield from confirm(leader, session, found)
     return found
+
+
+def _counted(
+    peer: str,
+    session: Session,
+    ids: Sequence[bytes],
+    sums: Tags,
+    terms: Terms,
+    first: bool,
+    draw: Draw,
+    workers: Workers,
+) -> Generator[Effect, Incoming | None, int | None]:
+    """In how many ids, each together with its sum, the leader and the second party agree."""
+    joined = (one + row.tobytes() for one, row in zip(ids, sums, strict=True))
+    hashed = [row.tobytes() for row in tags("psi-count", session.key, joined, LONGEST_TAG)]
+    return (yield from count_common(peer, hashed, terms, first=first, draw=draw, workers=workers))
 
 
 def _ended(

@@ -120,7 +120,9 @@ def asks(first: bool, terms: Terms) -> bool:
     """Whether the first (or second) party is the asker. Raises ValueError for a count alone: an asker knows which of
     its ids each answer belongs to."""
     if terms.wants == "count":
-        raise ValueError("this protocol gives ids, not a count alone; ecdh does")
+        raise ValueError(
+            "this protocol gives ids, not a count alone; ecdh does, and several for more parties"
+        )
     return first == (terms.learns != "second")
 
 

@@ -72,6 +72,14 @@ def test_several() -> None:
         assert outcome.results[name].figures["protocol"] == "several"
 
 
+def test_several_count_alone() -> None:
+    outcome = run(PsiOptions(wants="count"), ("g", "h", "k"))
+    assert {sent.kind for sent in outcome.transcript.messages} <= set(SEEN)
+    for name in "ghk":
+        assert outcome.results[name].figures["common"] == 2
+        assert outcome.results[name].rows is None
+
+
 def test_counts_and_complaints() -> None:
     names = ("g", "h")
     texts = {"g": ["A", "b ", "b"], "h": ["a", "B", "c"]}

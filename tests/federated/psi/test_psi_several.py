@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import federated.psi.several as module
+from federated.psi.hashing import split
 from federated.psi.keyvalue import StoreFull, decode, encode, length
 from federated.psi.limits import Ledger
 from federated.psi.resume import stretched
@@ -120,6 +122,61 @@ def test_resumed_at_every_checkpoint(learns: Learns) -> None:
     assert ledger.as_mapping() == {"p0": 14 - 6}
 
 
+@pytest.mark.parametrize("learns", ["both", "first"])
+def test_count_alone(learns: Learns) -> None:
+    names, terms = ["p0", "p1", "p2", "p3"], Terms(learns, "count", chunk=5)
+    sets = {
+        "p0": [f"u{at}" for at in range(14)],
+        "p1": [f"u{at}" for at in range(4, 30)],
+        "p2": ["u7", "u2", "u9", "u13", "x"],
+        "p3": ["u7", "u9", "u2", "u1", "x"],  # u2 is in all but p1, u13 in all but p3
+    }
+
+    def make(name: str, state: bytes | None) -> Role[Any]:
+        return several(name, names, members(sets[name]), terms, state=state)
+
+    outcomes = resumed(make, names)
+    assert sorted(outcomes) == list(range(3 + PARTS + 1))
+    for outcome in outcomes.values():
+        results = outcome.results
+        assert results["p0"].count == 2
+        told = 2 if learns == "both" else None
+        assert [results[name].count for name in names[1:]] == [told] * 3
+        assert [(results[name].ids, results[name].rows) for name in names] == [(None, None)] * 4
+    seen = {one.kind for one in outcomes[0].transcript.of(receiver="p1")}
+    assert seen <= {"psi.pair", "psi.hello", "psi.masked", "psi.sorted", "psi.result"}
+    sent = outcomes[0].transcript.of(receiver="p0", kind="psi.sorted")
+    values = [value for one in sent for value in split((one.body or b"")[4:], 7)]
+    assert len(values) == 14
+    assert values == sorted(values)  # no trace of which of the leader's ids they belong to
+
+
+@given(SETS)
+@settings(max_examples=10, deadline=None)
+def test_counts_are_those_of_what_all_have(sets: list[list[str]]) -> None:
+    results = run(sets, Terms(wants="count", chunk=4)).results
+    common = len(set.intersection(*map(set, sets)))
+    assert [result.count for result in results.values()] == [common] * len(sets)
+
+
+def test_sums_do_not_show_whom_the_second_party_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the leader has before the count: nothing tells what all but the second party have from what none has."""
+    held: list[tuple[list[bytes], Any]] = []
+    real = module._counted
+
+    def watched(peer: str, session: Any, keys: Any, sums: Any, *more: Any) -> Any:
+        held.append((list(keys), sums.copy()))
+        return real(peer, session, keys, sums, *more)
+
+    monkeypatch.setattr(module, "_counted", watched)
+    pair, alone = [f"p{at}" for at in range(400)], [f"a{at}" for at in range(400)]
+    run([pair + alone, ["x"], pair], Terms("first", "count"))
+    keys, sums = next(one for one in held if len(one[0]) == 800)
+    for group in (b"p", b"a"):
+        ones = np.unpackbits(sums[[key.startswith(group) for key in keys]])
+        assert abs(ones.mean() - 0.5) < 6 * 0.5 / np.sqrt(len(ones))
+
+
 def test_two_stores_of_the_same_would_tell_their_keys() -> None:
     keys, others = [b"key%d" % at for at in range(300)], [b"other%d" % at for at in range(300)]
     put = values(300, 1)
@@ -146,8 +203,6 @@ def test_leader_alone() -> None:
 def test_pairwise_intersections_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader's sums: zero where all have the id, and nothing to tell apart an id that one other has from one that
     none has."""
-    import federated.psi.several as module
-
     read: list[Any] = []
     real = module.decode
 
@@ -212,7 +267,24 @@ def test_parties_that_are_none(names: list[str]) -> None:
         next(several("p0", names, members(["a"]), Terms()))
 
 
-@pytest.mark.parametrize("terms", [Terms(wants="count"), Terms("second")])
-def test_terms_that_it_has_not(terms: Terms) -> None:
+def test_terms_that_it_has_not() -> None:
     with pytest.raises(ValueError, match="several parties"):
-        next(several("p0", ["p0", "p1", "p2"], members(["a"]), terms))
+        next(several("p0", ["p0", "p1", "p2"], members(["a"]), Terms("second")))
+
+
+@pytest.mark.parametrize(
+    ("twist", "peer", "rule"),
+    [
+        (replacing("psi.count", lambda body: body[:-8] + (3).to_bytes(8, "little")), "p0", "malformed"),
+        (replacing("psi.result", lambda body: bytes(32), sender="p0"), "p0", "result"),
+        (
+            replacing("psi.masked", lambda body: body[:4] + bytes(32) + body[36:], sender="p1"),
+            "p1",
+            "element",
+        ),
+    ],
+)
+def test_wrong_messages_of_a_count_are_named(twist: Twist, peer: str, rule: str) -> None:
+    with pytest.raises(PeerFault) as caught:
+        run([["a", "b"], ["a", "c"], ["a", "d"]], Terms(wants="count"), twist)
+    assert (caught.value.peer, caught.value.rule) == (peer, rule)
