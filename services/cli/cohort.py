@@ -12,7 +12,7 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
-from services.cli.rounds import CA_VARIABLE, Key, operators
+from services.cli.rounds import CA_VARIABLE, Key, from_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +64,7 @@ def cohort(
     settings = options.settings()
     authority = os.environ.get(CA_VARIABLE) if ca is None else str(ca)
     names = [str(client) for client in range(clients)]
-    tokens = _tokens(operators(urls[0], key, authority), job, names)
+    tokens = from_any(urls, lambda api: _tokens(api, job, names), key, authority)
     try:
         with HttpTransport(urls, tokens[0], ca=authority) as transport:
             found = fetch_job(transport, job, Clock(), min(seconds, 30.0))

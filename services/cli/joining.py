@@ -12,11 +12,12 @@ import typer
 from services.cli.context import Options
 from services.cli.exits import Exit
 from services.cli.failures import CommandFailed
-from services.cli.rounds import CA_VARIABLE, federation_of, operators, rows_in
+from services.cli.rounds import CA_VARIABLE, federation_of, from_any, rows_in
 
 if TYPE_CHECKING:
     from federated.client_steps import Done, Spent
     from federated.job import FederatedJob
+    from services.cli.client import Api
     from services.settings.model import Settings
 
 
@@ -229,19 +230,19 @@ def _text(file: Path | None) -> str | None:
 
 def _only_job(urls: list[str], ca: str | None = None) -> str:
     """The name of the only job there is, from the first server that answers."""
-    for place, url in enumerate(urls):
+
+    def listed(api: Api) -> list[dict[str, Any]]:
         try:
-            rows = rows_in(operators(url, ca=ca).get("fl", "jobs"), "jobs")
-            break
+            return rows_in(api.get("fl", "jobs"), "jobs")
         except CommandFailed as error:
-            if (
-                error.code == Exit.REFUSED
-            ):  # an edge does not list jobs, a server may tell them to operators alone
-                raise CommandFailed(
-                    Exit.USAGE, f"{url} does not tell which jobs there are: {error}", "Name one with --job."
-                ) from error
-            if error.code != Exit.NOT_RUNNING or place == len(urls) - 1:
+            if error.code != Exit.REFUSED:
                 raise
+            # An edge does not list jobs, a server may tell them to operators alone.
+            raise CommandFailed(
+                Exit.USAGE, f"{api.url} does not tell which jobs there are: {error}", "Name one with --job."
+            ) from error
+
+    rows = from_any(urls, listed, ca=ca)
     if len(rows) != 1:
         raise CommandFailed(Exit.USAGE, f"there are {len(rows)} jobs", "Name one with --job.")
     return str(rows[0]["job"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -16,10 +16,14 @@ from services.cli.failures import CommandFailed
 from services.cli.job_keys import KEYS_STEP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from federated.data import Federation
     from federated.job import FederatedJob
     from services.cli.client import Api
     from services.settings.model import Settings
+
+T = TypeVar("T")
 
 URL_VARIABLE: Final = "HEADWATER_FL_URL"
 KEY_VARIABLE: Final = "HEADWATER_FL_KEY"
@@ -356,6 +360,20 @@ def operators(url: str, key: str | None = None, ca: str | None = None) -> Api:
     from services.cli.client import Api
 
     return Api(url, key or os.environ.get(KEY_VARIABLE), ca or os.environ.get(CA_VARIABLE))
+
+
+def from_any(
+    urls: Sequence[str], ask: Callable[[Api], T], key: str | None = None, ca: str | None = None
+) -> T:
+    """What the first server of ``urls`` that answers says to an operator. Raises CommandFailed: of the last one where
+    none answers."""
+    for url in urls[:-1]:
+        try:
+            return ask(operators(url, key, ca))
+        except CommandFailed as error:
+            if error.code != Exit.NOT_RUNNING:
+                raise
+    return ask(operators(urls[-1], key, ca))
 
 
 def rows_in(reply: object, name: str) -> list[dict[str, Any]]:

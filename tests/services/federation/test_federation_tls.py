@@ -80,7 +80,7 @@ class TestMade:
 def test_a_cohort_by_one_command_over_tls_with_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (port,) = free_ports(1)
+    port, dead = free_ports(2)
     key, hashed = new_key("admin")
     made = federation(tmp_path / "tls").model_dump(exclude_unset=True)
     settings = server_settings(tmp_path / "data", port, tokens=True, keys=(hashed,), **made)
@@ -112,6 +112,7 @@ def test_a_cohort_by_one_command_over_tls_with_tokens(
         with HttpTransport([f"https://127.0.0.2:{port}"], ca=str(ca)) as stranger, pytest.raises(NetworkLost):
             stranger.send(Call("GET", "/health/live"))
         monkeypatch.setenv("HEADWATER_FL_CA", str(ca))
+        words.insert(2, f"https://localhost:{dead}")  # the next one is asked when one is away
         devices = told(*words, "--state", str(tmp_path / "devices"))["devices"]
         assert {name: came["ended"] for name, came in devices.items()} == dict.fromkeys("012", "finished")
         assert [came["accepted"] for came in devices.values()] == [2, 2, 2]
