@@ -7,8 +7,8 @@ are on this machine, so that two workers do the work of both: over a network eac
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,14 +16,16 @@ from rich.console import Console
 
 from benchmarks import psi_openmined
 from benchmarks.federated import alone
-from benchmarks.psi_sets import make_pair
-from benchmarks.psi_work import Protocol, Run, intersect
+from benchmarks.psi_sets import make_pair, make_three
+from benchmarks.psi_work import Protocol, Run, intersect, intersect_several
 from benchmarks.report import Row, at_most
 from benchmarks.samples import best_s
 from benchmarks.turns import Figures, faced, in_turn
 from federated.psi.group import hash_and_raise, raise_all, scalar
 from federated.psi.hashing import system
-from federated.vertical.parties import Alone
+from federated.psi.power import way
+from federated.psi.terms import Wants
+from federated.vertical.parties import Alone, Workers
 from services.processes import limit_threads
 from services.vertical.workers import Processes
 
@@ -37,18 +39,20 @@ _SAMPLE: Final = 500
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Ids of each set, half of them in both. ``whole_rsa``: the size that the aim is for. ``large``: of a run of ECDH
-    of its own (0: none). ``small``: of the first set, of the unbalanced mode, against ``ids``."""
+    of its own (0: none). ``small``: of the first set, of the unbalanced mode, against ``ids``. ``three``: of each of
+    three parties."""
 
     rsa: int = 100_000
     ids: int = 100_000
     large: int = 1_000_000
     small: int = 1_000
+    three: int = 100_000
     rounds: int = 3
     rsa_aim: float | None = RSA_AIM_S
 
 
 WHOLE: Final = Sizes()
-QUICK: Final = Sizes(rsa=3_000, ids=10_000, large=0, small=200, rounds=1, rsa_aim=None)
+QUICK: Final = Sizes(rsa=3_000, ids=10_000, large=0, small=200, three=5_000, rounds=1, rsa_aim=None)
 
 
 def run(quick: bool, console: Console) -> list[Row]:
@@ -61,6 +65,7 @@ def run(quick: bool, console: Console) -> list[Row]:
         ("operations of the group", operations),
         (f"ECDH, {plan.ids:,} ids, and openmined-psi", measure_ecdh),
         ("oblivious transfers and the unbalanced mode", measure_others),
+        (f"counts alone, and three parties of {plan.three:,} ids", measure_more),
         (f"RSA, {plan.rsa:,} ids", measure_rsa),
     ]
     if plan.large:
@@ -74,11 +79,24 @@ def run(quick: bool, console: Console) -> list[Row]:
 def intersected(protocol: Protocol, first: int, second: int) -> Run:
     """One intersection of sets that share half of the smaller, on warm workers."""
     pair = make_pair(first, second, min(first, second) // 2)
+    with _warm() as workers:
+        return intersect(protocol, pair, workers)
+
+
+def intersected_three(wants: Wants, size: int) -> Run:
+    """The same for three sets, two fifths of each in all of them."""
+    common = 2 * size // 5
+    with _warm() as workers:
+        return intersect_several(make_three(size, common), common, workers, wants)
+
+
+@contextmanager
+def _warm() -> Iterator[Workers]:
     workers = Processes(CORES)
     try:
         # Each loads its libraries now, and not within what is measured.
         workers.map(hash_some, range(4 * CORES))
-        return intersect(protocol, pair, workers)
+        yield workers
     finally:
         workers.close()
 
@@ -200,6 +218,25 @@ def measure_others(sizes: Sizes) -> list[Row]:
     ]
 
 
+def measure_more(sizes: Sizes) -> list[Row]:
+    """A count alone, of two and of three parties, and the ids that three have in common. One run each."""
+    count, three = sizes.ids, sizes.three
+    two = intersected("count", count, count)
+    ids, alone_there = intersected_three("ids", three), intersected_three("count", three)
+    works = {
+        f"ECDH, the count alone, {_by(count, count)}": (two, 2 * count),
+        f"three parties, {three:,} ids each": (ids, 3 * three),
+        f"three parties, the count alone, {three:,} ids each": (alone_there, 3 * three),
+    }
+    rows: list[Row] = []
+    for work, (run, total) in works.items():
+        rows += [
+            Row(work, "s", run.seconds, note=f"{CORES} processes for all parties; one run"),
+            Row(f"{work}: bytes", "MB", run.bytes / 1e6, note=_shared(run, total)),
+        ]
+    return rows
+
+
 def measure_rsa(sizes: Sizes) -> list[Row]:
     """Blind signatures of 2048 bits."""
     count = sizes.rsa
@@ -213,7 +250,7 @@ def measure_rsa(sizes: Sizes) -> list[Row]:
             found.seconds,
             sizes.rsa_aim,
             met,
-            note=f"{CORES} processes, key and its proof included; one run",
+            note=f"{CORES} processes, key and its proof included; signatures by {way()}; one run",
         ),
         _bytes(work, found, count, count),
     ]
@@ -244,8 +281,12 @@ def _bytes(work: str, run: Run, first: int, second: int, more: str = "") -> Row:
 
 
 def _each(run: Run, first: int, second: int) -> str:
+    return _shared(run, first + second)
+
+
+def _shared(run: Run, ids: int) -> str:
     sent = ", ".join(f"{name} sends {size / 1e6:,.3g} MB" for name, size in sorted(run.sent.items()))
-    return f"{run.bytes / (first + second):,.0f} bytes an id; {sent}; {run.turns} turns"
+    return f"{run.bytes / ids:,.0f} bytes an id; {sent}; {run.turns} turns"
 
 
 def _by(first: int, second: int) -> str:

@@ -16,14 +16,16 @@ import psutil
 from benchmarks.psi_sets import Pair
 from federated.psi import unbalanced
 from federated.psi.ecdh import ecdh
-from federated.psi.ids import IdRule, Ids, normalise
+from federated.psi.ids import Ids, normalise
 from federated.psi.members import MemoryMembers
+from federated.psi.several import several
 from federated.psi.signatures import asker, signer
-from federated.psi.terms import Found, Terms
+from federated.psi.terms import Found, Terms, Wants
 from federated.psi.transfers import transfers
 from federated.vertical.parties import Outcome, Role, Workers, run_local
 
-Protocol = Literal["rsa", "ecdh", "ot", "unbalanced"]
+Protocol = Literal["rsa", "ecdh", "count", "ot", "unbalanced"]
+"""``count``: of ecdh."""
 FIRST: Final = "first"
 SECOND: Final = "second"
 RSA_BITS: Final = 2_048
@@ -53,7 +55,7 @@ class Run:
 
 def intersect(protocol: Protocol, pair: Pair, workers: Workers) -> Run:
     """Run ``protocol``; both learn the result, which is checked. Raises WrongIntersection."""
-    terms = Terms()
+    terms = Terms(wants="count" if protocol == "count" else "ids")
     began_s = time.perf_counter()
     ids = [normalise(texts, terms.rule) for texts in (pair.first, pair.second)]
     prepared = None
@@ -62,20 +64,41 @@ def intersect(protocol: Protocol, pair: Pair, workers: Workers) -> Run:
     before_s = time.perf_counter() - began_s
     outcome = run_local(_roles(protocol, ids, terms, workers, prepared))
     seconds = time.perf_counter() - began_s
-    _check(outcome, pair, terms.rule)
+    _check(outcome, [pair.first, pair.second], pair.common, terms)
+    return _run(outcome, seconds, before_s if prepared is not None else 0.0)
+
+
+def intersect_several(sets: list[list[str]], common: int, workers: Workers, wants: Wants = "ids") -> Run:
+    """The same for three and more, the first of whom leads. Raises WrongIntersection."""
+    terms = Terms(wants=wants)
+    began_s = time.perf_counter()
+    names = [f"party {number}" for number in range(1, len(sets) + 1)]
+    roles = {
+        name: several(
+            name, names, partial(MemoryMembers, normalise(texts, terms.rule)), terms, workers=workers
+        )
+        for name, texts in zip(names, sets, strict=True)
+    }
+    outcome = run_local(roles)
+    seconds = time.perf_counter() - began_s
+    _check(outcome, sets, common, terms)
+    return _run(outcome, seconds, 0.0)
+
+
+def _run(outcome: Outcome[Any], seconds: float, before_s: float) -> Run:
     senders = [one.sender for one in outcome.transcript.messages]
     sent: Counter[str] = Counter()
     for one in outcome.transcript.messages:
         sent[one.sender] += one.size
     turns = sum(one != other for one, other in pairwise(senders))
-    return Run(seconds, before_s if prepared is not None else 0.0, sent, turns, peak_bytes())
+    return Run(seconds, before_s, sent, turns, peak_bytes())
 
 
 def _roles(
     protocol: Protocol, ids: list[Ids], terms: Terms, workers: Workers, prepared: unbalanced.Prepared | None
 ) -> dict[str, Role[Any]]:
     first, second = (partial(MemoryMembers, one) for one in ids)
-    if protocol == "ecdh":
+    if protocol in ("ecdh", "count"):
         return {
             FIRST: ecdh(SECOND, first, terms, first=True, workers=workers),
             SECOND: ecdh(FIRST, second, terms, first=False, workers=workers),
@@ -97,13 +120,14 @@ def _roles(
     }
 
 
-def _check(outcome: Outcome[Any], pair: Pair, rule: IdRule) -> None:
-    """Both have exactly what is in both sets, in the same order."""
-    wanted = sorted(rule.apply(text) for text in set(pair.first) & set(pair.second))
+def _check(outcome: Outcome[Any], sets: list[list[str]], common: int, terms: Terms) -> None:
+    """All have exactly what is in all sets, in the same order, or how many those are."""
+    wanted = sorted(terms.rule.apply(text) for text in set.intersection(*map(set, sets)))
     for name, result in outcome.results.items():
         found: Found = result[0] if isinstance(result, tuple) else result
-        if found.ids != wanted or len(wanted) != pair.common:
-            raise WrongIntersection(f"{name} found {found.count} ids, both sets share {pair.common}")
+        ids = wanted if terms.wants == "ids" else None
+        if found.ids != ids or found.count != len(wanted) or len(wanted) != common:
+            raise WrongIntersection(f"{name} found {found.count} ids, the sets share {common}")
 
 
 def peak_bytes() -> int:

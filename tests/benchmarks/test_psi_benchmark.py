@@ -12,11 +12,12 @@ pytest.importorskip("rbcl", reason="the extra `vertical` is not installed")
 from benchmarks import __main__ as command
 from benchmarks import psi, psi_openmined, psi_work
 from benchmarks.psi_openmined import Intersected
-from benchmarks.psi_sets import Pair, make_pair
-from benchmarks.psi_work import FIRST, SECOND, Protocol, WrongIntersection, intersect
+from benchmarks.psi_sets import Pair, make_pair, make_three
+from benchmarks.psi_work import FIRST, SECOND, Protocol, WrongIntersection, intersect, intersect_several
+from federated.psi.terms import Wants
 from federated.vertical.parties import Alone
 
-TINY = psi.Sizes(rsa=4, ids=60, large=0, small=5, rounds=1, rsa_aim=None)
+TINY = psi.Sizes(rsa=4, ids=60, large=0, small=5, three=20, rounds=1, rsa_aim=None)
 
 
 def here(protocol: Protocol, first: int, second: int) -> psi_work.Run:
@@ -34,8 +35,25 @@ class TestSets:
         with pytest.raises(ValueError, match="cannot share 5"):
             make_pair(7, 4, 5)
 
+    def test_three_share_what_is_said_and_two_more(self) -> None:
+        sets = [set(one) for one in make_three(10, 4)]
+        assert [len(one) for one in sets] == [10, 10, 10]
+        assert len(sets[0] & sets[1] & sets[2]) == 4
+        assert len(sets[0] & sets[1]) == 8
+        assert sets[1] & sets[2] == sets[0] & sets[2] == sets[0] & sets[1] & sets[2]
+        with pytest.raises(ValueError, match="cannot share 6"):
+            make_three(10, 6)
+
 
 class TestRuns:
+    @pytest.mark.parametrize("wants", ["ids", "count"])
+    def test_three_parties_are_checked_too(self, wants: Wants) -> None:
+        found = intersect_several(make_three(10, 4), 4, Alone(), wants)
+        assert set(found.sent) == {"party 1", "party 2", "party 3"}
+        assert found.seconds > 0.0
+        with pytest.raises(WrongIntersection, match="share 3"):
+            intersect_several(make_three(10, 4), 3, Alone(), wants)
+
     @pytest.mark.parametrize("protocol", ["ecdh", "unbalanced"])
     def test_seconds_bytes_and_memory_are_those_of_the_run(self, protocol: Protocol) -> None:
         small, large = here(protocol, 10, 20), here(protocol, 10, 200)
@@ -48,6 +66,11 @@ class TestRuns:
         assert large.bytes == sum(large.sent.values())
         assert large.turns >= 3
         assert large.peak > 2**20
+
+    def test_a_count_alone_tells_no_ids(self) -> None:
+        assert here("count", 10, 20).bytes > 30 * 32
+        with pytest.raises(WrongIntersection, match="share 2"):
+            intersect("count", Pair(["a", "b"], ["b", "c"], 2), Alone())
 
     def test_another_intersection_is_no_figure(self) -> None:
         with pytest.raises(WrongIntersection, match="share 2"):
@@ -109,7 +132,7 @@ class TestRows:
 def test_the_command_prints_rows_of_every_part(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = psi.Sizes(rsa=20, ids=200, large=400, small=5, rounds=1, rsa_aim=None)
+    tiny = psi.Sizes(rsa=20, ids=200, large=400, small=5, three=40, rounds=1, rsa_aim=None)
     monkeypatch.setattr(psi, "QUICK", tiny)
     # The thread limits of children are not to outlive this test.
     monkeypatch.setattr(psi, "limit_threads", lambda environ: None)
@@ -117,5 +140,13 @@ def test_the_command_prints_rows_of_every_part(
     assert command.main() == 0
     works = [row["work"] for row in json.loads(capsys.readouterr().out)["rows"]]
     assert len(set(works)) == len(works)
-    for start in ("ristretto255", "ECDH, 200", "ECDH, 400", "oblivious", "unbalanced, 5", "RSA-2048, 20"):
+    for start in (
+        "ristretto255",
+        "ECDH, 200",
+        "ECDH, 400",
+        "oblivious",
+        "unbalanced, 5",
+        "three",
+        "RSA-2048, 20",
+    ):
         assert any(work.startswith(start) for work in works), start
