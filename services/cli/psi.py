@@ -208,10 +208,12 @@ def _refusals() -> Iterator[None]:
     from federated.psi.ids import IdsRefused
     from federated.vertical.parties import PeerFault
     from federated.vertical.tables import TableRefused
-    from services.vertical.store import StateDamaged
+    from services.vertical.store import StateDamaged, StateNotKept
 
     try:
         yield
+    except StateNotKept as error:
+        raise CommandFailed(Exit.SETTINGS, str(error), "Make room, or name another folder.") from error
     except (PeerFault, StateDamaged) as error:
         raise CommandFailed(
             Exit.REFUSED, str(error), "What --keep kept is damaged, or of other options: name another folder."

@@ -68,27 +68,43 @@ def keys(
 
 @app.command("check")
 def check(context: typer.Context) -> None:
-    """Check a party's file (--config FILE): keys, table, job and options. Nothing is sent."""
+    """Check a party's file (--config FILE): keys, table, ids, job, folders, ports, and whether peers answer.
+
+    Nothing of the job is sent, nothing is written. LATER: what may be so when the party begins, such as a peer that
+    does not run yet.
+    """
     from services.cli.output import print_json
-    from services.vertical.party import prepare
+    from services.vertical.checks import check_party
 
     with _refusals():
         config = _config(context)
-        found = prepare(config)
+        checked = check_party(config)
+    table, prepared = checked.table, checked.prepared
     told = {
         "party": config.party.name,
         "role": config.party.role,
         "job": config.job.what,
         "parties": config.roles(),
-        "rows": 0 if found.table is None else len(found.table),
-        "columns": 0 if found.table is None else len(found.table.names),
-        "state": str(found.folder),
+        "rows": 0 if table is None else len(table),
+        "columns": 0 if table is None else len(table.names),
+        "state": str(config.party.state if prepared is None else prepared.folder),
     }
     if context.obj.json:
-        print_json(told)
+        rows = [
+            {"check": one.name, "result": one.result, "detail": one.detail, "next": one.step}
+            for one in checked.checks
+        ]
+        print_json({**told, "checks": rows})
     else:
         for key, value in told.items():
             print(f"{key:8} {value}")
+        print()
+        for one in checked.checks:
+            print(f"{one.result:5} {one.name}{one.detail and ': '}{one.detail}")
+            if one.step:
+                print(f"      next: {one.step}")
+    if not checked.passed:
+        raise CommandFailed(Exit.CHECK_FAILED, "")
 
 
 @app.command("party")
@@ -371,7 +387,7 @@ def _refusals() -> Iterator[None]:
     from services.vertical.config import ConfigRefused
     from services.vertical.jobs import JobRefused
     from services.vertical.runner import PeerGone
-    from services.vertical.store import StateDamaged, StateInUse
+    from services.vertical.store import StateDamaged, StateInUse, StateNotKept
     from services.vertical.trial import TrialFailed
 
     try:
@@ -384,8 +400,10 @@ def _refusals() -> Iterator[None]:
         ) from error
     except StateInUse as error:
         raise CommandFailed(Exit.ALREADY_RUNNING, str(error), "Stop the other process.") from error
+    except StateNotKept as error:
+        raise CommandFailed(Exit.SETTINGS, str(error), "Make room, or name another folder.") from error
     except StateDamaged as error:
-        raise CommandFailed(Exit.BAD_INPUT, str(error), "Remove the file that is named.") from error
+        raise CommandFailed(Exit.BAD_INPUT, str(error), "See to the file that is named.") from error
     except PeerAborted as error:
         raise CommandFailed(Exit.REFUSED, str(error), "The log of that party says why.") from error
     except PeerFault as error:

@@ -37,9 +37,8 @@ class FileBudget:
             self._kept.write(ASKED, json.dumps(spent, sort_keys=True).encode())
 
     def left(self) -> dict[str, int]:
-        """How many more ids each peer may ask. Raises StateDamaged."""
-        with self._alone():
-            spent = self._read()
+        """How many more ids each peer may ask; nothing is written. Raises StateDamaged."""
+        spent = self._read()
         return {peer: self._ledger(spent, peer).left(peer) for peer in self._keys}
 
     def _ledger(self, spent: Mapping[str, int], peer: str) -> Ledger:

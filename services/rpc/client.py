@@ -133,6 +133,11 @@ class RpcClient:
         self._sockets[peer] = socket
         return socket
 
+    def refusal(self, peer: str) -> str:
+        """Why ``peer`` turned this client away, with the next step; an empty text where it did not, or did not say."""
+        with self._lock:
+            return self._refusals[peer].why() if peer in self._refusals else ""
+
     def forget(self, peer: str) -> None:
         """Close the connection to ``peer``, with whatever waits in it: a later call starts afresh."""
         with self._lock:
