@@ -1,8 +1,10 @@
-"""A split network: quality beside a pooled model, and seconds of an epoch."""
+"""A split network, in the clear and through the encrypted layer: quality beside a pooled model, seconds and bytes of an
+epoch, and what either side makes of what it sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from rich.console import Console
@@ -10,10 +12,17 @@ from rich.console import Console
 from benchmarks.report import Row
 from benchmarks.turns import Figures
 from benchmarks.vertical_linear import missing
-from benchmarks.vertical_work import Floats, SetMissing, Split, load, train
+from benchmarks.vertical_work import GUEST, HOST, SEED, Floats, SetMissing, Split, load, train
 from federated.vertical.evaluation import baselines
+from federated.vertical.linear.solver import Scaling
 from federated.vertical.split.kind import KIND
+from federated.vertical.split.leakage import features_by_inversion, labels_by_direction, watched
 from federated.vertical.split.options import SplitOptions
+
+LEAKAGE_ROWS: Final = 3_000
+"""Of the training rows, those whose views are attacked."""
+KNOWN: Final = 0.1
+"""Part of them whose features the attacker knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +44,26 @@ def measure(sizes: Sizes) -> list[Row]:
         except SetMissing as error:
             rows.append(missing(f"{name}, split network", error))
             continue
-        rows += _set(split, SplitOptions(epochs=sizes.epochs))
+        clear = SplitOptions(epochs=sizes.epochs)
+        sealed = replace(clear, layer="encrypted")
+        pooled, alone = (_boosting_auc(split, part) for part in (split.pooled, split.guest.features))
+        for work, options, told in (
+            ("split network without noise", clear, "activations and gradients unprotected"),
+            (
+                "split network, encrypted layer",
+                sealed,
+                f"the guest sees {sealed.share} numbers of a row for {sealed.width}, weights of the layer are shared; "
+                "gradients unprotected",
+            ),
+        ):
+            rows += _set(split, f"{split.name}, {work}", options, pooled, alone, told)
+            rows += _leakage(split, f"{split.name}, {work}", options)
     return rows
 
 
-def _set(split: Split, options: SplitOptions) -> list[Row]:
+def _set(split: Split, work: str, options: SplitOptions, pooled: float, alone: float, told: str) -> list[Row]:
     job = train(KIND, options, split)
-    auc, pooled = split.auc(job.scores), _boosting_auc(split, split.pooled)
-    alone = _boosting_auc(split, split.guest.features)
-    epochs = Figures(job.steps)
-    work = f"{split.name}, split network without noise"
+    auc, epochs = split.auc(job.scores), Figures(job.steps)
     return [
         Row(
             f"{work}: AUC",
@@ -53,7 +72,7 @@ def _set(split: Split, options: SplitOptions) -> list[Row]:
             peer=pooled,
             peer_name="scikit-learn's boosting, pooled",
             ratio=auc / pooled,
-            note=f"the guest's boosting alone {alone:.4f}; activations and gradients unprotected",
+            note=f"the guest's boosting alone {alone:.4f}; {told}",
         ),
         Row(
             f"{work}: an epoch",
@@ -63,6 +82,33 @@ def _set(split: Split, options: SplitOptions) -> list[Row]:
             note=f"{len(split.train):,} rows in batches of {options.batch}; both parties on one core",
         ),
         Row(f"{work}: bytes of an epoch", "MB", job.bytes / options.epochs / 1e6),
+    ]
+
+
+def _leakage(split: Split, work: str, options: SplitOptions) -> list[Row]:
+    """What a guest makes of all that it saw, and a host of the last epoch's gradients."""
+    rows = split.train[:LEAKAGE_ROWS]
+    guest, host = split.guest.take(rows), split.host.take(rows)
+    # Initial weights are the attacked parties' secret; any will do.
+    seen = watched(guest, {HOST: host}, options, SEED, {GUEST: 1, HOST: 2})[HOST]
+    features = Scaling.of(host.features, options.clip).apply(host.features)
+    known = round(KNOWN * len(rows))
+    labels = split.labels[rows] == split.labels.max()
+    told = labels_by_direction(seen.gradients[-1], labels.astype(np.float64), int(np.flatnonzero(labels)[0]))
+    note = f"{len(rows):,} rows, of which the guest knows the features of {known}; 0 is nothing, 1 all"
+    return [
+        Row(
+            f"{work}: the host's features, from all that the guest saw",
+            "R²",
+            features_by_inversion(seen.of_all_epochs(), features, known),
+            note=note,
+        ),
+        Row(
+            f"{work}: labels, from one epoch's gradients at the host",
+            "AUC of a guess",
+            told,
+            note="the host knows the label of one row; .5 is nothing, 1 all",
+        ),
     ]
 
 

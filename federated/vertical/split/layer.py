@@ -57,12 +57,15 @@ LEAST_BITS: Final = 8
 LARGEST_GRADIENT: Final = 16.0
 """Of a row's loss along one number of z: larger ones are cut."""
 BLUR_STEPS: Final = 4.0
+MOST_CIPHERTEXTS: Final = 512
+"""Of one message: 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What both sides work out alike. ``width``: d; ``share``: k; ``stride``: rows of the largest batch; ``bits``: f;
-    ``shift``: s."""
+    ``shift``: s. Blocks, of ``stride`` slots each, are numbered by column of a and then by column of W; those of the
+    host's share of W follow those of a."""
 
     width: int
     share: int
@@ -84,7 +87,13 @@ class Plan:
                 f"batches of {stride} rows at layer_rate {options.layer_rate} leave {bits} bits for a number, "
                 f"{LEAST_BITS} are needed; take smaller batches, a larger layer_rate or a smaller activation_clip"
             )
-        return cls(options.width, options.interactive, stride, bits, shift)
+        found = cls(options.width, options.interactive, stride, bits, shift)
+        if found.ciphertexts > MOST_CIPHERTEXTS:
+            raise ValueError(
+                f"{stride} rows with {options.width} x {options.interactive} weights take {found.ciphertexts} "
+                f"ciphertexts a batch, at most {MOST_CIPHERTEXTS}; take smaller batches, width or interactive"
+            )
+        return found
 
     @property
     def rate(self) -> float:

@@ -328,6 +328,8 @@ class TestOptions:
         fine = replace(narrow, table=tables()["host0"])
         with pytest.raises(ValueError, match="leave 6 bits"):
             KIND.make(replace(SMALL, layer_rate=1e-6), fine)
+        with pytest.raises(ValueError, match="at most 512"):
+            Plan.of(replace(SMALL, width=64, interactive=63, batch=4_000), 4_000)
 
 
 class TestLeakage:
