@@ -5,42 +5,56 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from federated.vertical.evaluation import baselines, measures
+from federated.vertical.evaluation import measures
 from federated.vertical.kinds import Setup
 from federated.vertical.linear.solver import Scaling
 from federated.vertical.tables import Table
 from federated.vertical.transfer.model import inputs_of
 from federated.vertical.transfer.options import TransferOptions
 from federated.vertical.transfer.sides import GuestSide, HostSide, first_weights
+from federated.vertical.transfer.stack import Stack
 from federated.vertical.transfer.twin import train_plain
 
 Values = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 FOLDS: Final = 4
-GAMMAS: Final = (0.1, 0.3, 1.0, 3.0)
+GAMMAS: Final = (0.003, 0.03, 0.1, 0.3, 1.0)
 _PARTIES: Final = {"guest": "guest", "host": "host"}
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """AUC over the host's held-out customers. ``alone``: of models that the host could train on the ``rows`` common
-    ones with their labels, by name. ``gamma``: chosen by validation on common rows."""
+    ones with their labels, by name. ``gamma``: chosen by validation on common rows. ``stacked``: of all these models
+    and the transfer as one, weighted by the same validation; only for a host that is told the common rows' labels."""
 
     share: float
     rows: int
     gamma: float
     transfer: float
     alone: dict[str, float]
+    stacked: float
 
     @property
     def best_alone(self) -> float:
+        """Of the model that turns out best on held-out customers: who has to choose one beforehand has less."""
         return max(self.alone.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """``parts``: the common rows, in folds; ``scores``: the transfer's with ``gamma`` [n], each row's by a training
+    without its fold."""
+
+    gamma: float
+    parts: tuple[Integers, ...]
+    scores: Values
 
 
 def curve(
@@ -55,17 +69,20 @@ def curve(
 ) -> list[Point]:
     """Of aligned tables, the guest's with labels: the part ``test`` of rows are customers of the host alone, to be
     scored; all others are the guest's, and the parts ``shares`` of them common. In the clear (``twin``)."""
-    assert guest.labels is not None
+    labels = guest.labels
+    assert labels is not None
     order = np.random.default_rng(seed).permutation(len(guest)).astype(np.int64)
     held, known = np.split(order, [round(test * len(order))])
     found = []
     for share in shares:
         common, rest = np.split(known, [max(round(share * len(known)), 2)])
-        gamma = choose_gamma(guest, host, common, rest, options, seed, gammas)
-        scores = transferred(guest, host, common, rest, held, replace(options, gamma=gamma), seed)
-        alone = host_alone(host, guest.labels, common, held, seed)
-        auc = measures(guest.labels[held], scores)["auc"]
-        found.append(Point(share, len(common), gamma, auc, alone))
+        valid = validate(guest, host, common, rest, options, seed, gammas)
+        scores = transferred(guest, host, common, rest, held, replace(options, gamma=valid.gamma), seed)
+        alone = host_alone(host, labels, common, held, seed)
+        auc = {name: measures(labels[held], one)["auc"] for name, one in alone.items()}
+        both = stack_of(host, labels, valid, seed).apply(np.stack([scores, *alone.values()], axis=1))
+        ours, stacked = (measures(labels[held], one)["auc"] for one in (scores, both))
+        found.append(Point(share, len(common), valid.gamma, ours, auc, stacked))
     return found
 
 
@@ -90,7 +107,7 @@ def transferred(
     return _scores(side, other, inputs_of(scaling, host.features[asked]))
 
 
-def choose_gamma(
+def validate(
     guest: Table,
     host: Table,
     common: Integers,
@@ -98,47 +115,63 @@ def choose_gamma(
     options: TransferOptions,
     seed: int,
     gammas: Sequence[float],
-) -> float:
+) -> Validated:
     """The one of ``gammas`` with the best AUC over common rows held out in turn."""
     labels = guest.labels
     assert labels is not None
-    parts = np.array_split(np.random.default_rng([seed, 1]).permutation(common), FOLDS)
-    reached = []
-    for gamma in gammas:
-        scores = [
-            transferred(
-                guest,
-                host,
-                np.concatenate([one for one in parts if one is not part]),
-                rest,
-                part,
-                replace(options, gamma=gamma),
-                seed,
-            )
-            for part in parts
-        ]
-        reached.append(measures(labels[np.concatenate(parts)], np.concatenate(scores)).get("auc", 0.5))
-    return gammas[int(np.argmax(reached))]
+    parts = tuple(np.array_split(np.random.default_rng([seed, 1]).permutation(common), FOLDS))
+    rows = np.concatenate(parts)
+    found = [
+        np.concatenate(
+            [
+                transferred(
+                    guest, host, _others(parts, part), rest, part, replace(options, gamma=gamma), seed
+                )
+                for part in parts
+            ]
+        )
+        for gamma in gammas
+    ]
+    best = int(np.argmax([measures(labels[rows], scores).get("auc", 0.5) for scores in found]))
+    return Validated(gammas[best], parts, found[best])
 
 
-def host_alone(host: Table, labels: Values, common: Integers, held: Integers, seed: int) -> dict[str, float]:
-    """AUC of logistic regression, boosting and a network that see the common rows' labels only."""
+def stack_of(host: Table, labels: Values, valid: Validated, seed: int) -> Stack:
+    """Of the transfer and the host's own models, by scores of common rows held out in turn."""
+    folds = [host_alone(host, labels, _others(valid.parts, part), part, seed) for part in valid.parts]
+    own = [np.concatenate([fold[name] for fold in folds]) for name in folds[0]]
+    known = labels[np.concatenate(valid.parts)]
+    return Stack.of(np.stack([valid.scores, *own], axis=1), np.where(known == labels.max(), 1.0, -1.0))
+
+
+def host_alone(
+    host: Table, labels: Values, common: Integers, asked: Integers, seed: int
+) -> dict[str, Values]:
+    """Log odds of rows ``asked`` by logistic regression, boosting and a network that see the common rows' labels
+    only."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
     from sklearn.neural_network import MLPClassifier
 
-    seen, asked = host.features[common], host.features[held]
-    truth = labels[held]
-    found = {
-        name: one["auc"] for name, one in baselines((seen, labels[common]), (asked, truth), seed).items()
+    scaling = Scaling.of(host.features[common], 1e9)
+    scaled = scaling.apply(host.features[common]), scaling.apply(host.features[asked])
+    models: dict[str, tuple[Any, tuple[Values, Values]]] = {
+        "logistic": (LogisticRegression(max_iter=1_000), scaled),
+        "boosting": (
+            HistGradientBoostingClassifier(random_state=seed),
+            (host.features[common], host.features[asked]),
+        ),
+        "network": (MLPClassifier((8,), max_iter=500, random_state=seed), scaled),
     }
-    scaling = Scaling.of(seen, 1e9)
-    with warnings.catch_warnings():
-        # Not converged within its iterations: the baseline is what it is.
-        warnings.simplefilter("ignore")
-        network = MLPClassifier((8,), max_iter=500, random_state=seed).fit(
-            scaling.apply(seen), labels[common]
-        )
-    scores = np.asarray(network.predict_proba(scaling.apply(asked))[:, 1], np.float64)
-    return found | {"network": measures(truth, scores)["auc"]}
+    found = {}
+    for name, (model, (seen, wanted)) in models.items():
+        with warnings.catch_warnings():
+            # Not converged within its iterations: the baseline is what it is.
+            warnings.simplefilter("ignore")
+            chances = model.fit(seen, labels[common]).predict_proba(wanted)[:, 1]
+        chances = np.clip(np.asarray(chances, np.float64), 1e-4, 1 - 1e-4)
+        found[name] = np.log(chances / (1 - chances))
+    return found
 
 
 def latent_tables(
@@ -165,3 +198,7 @@ def latent_tables(
 def _scores(side: GuestSide, other: HostSide, asked: Values) -> Values:
     train_plain(side, other)
     return np.asarray(np.tanh(asked @ other.weights) @ side.phi())
+
+
+def _others(parts: Sequence[Integers], part: Integers) -> Integers:
+    return np.concatenate([one for one in parts if one is not part])

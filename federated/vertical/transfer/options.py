@@ -22,14 +22,14 @@ class TransferOptions:
     """
 
     hidden: int = 8
-    gamma: float = 1.0
-    steps: int = 200
-    rate: float = 0.05
+    gamma: float = 0.1
+    steps: int = 60
+    rate: float = 0.2
     momentum: float = 0.9
     l2: float = 1e-3
     clip: float = 3.0
-    every: int = 20
-    noise: float = 1e-4
+    every: int = 10
+    noise: float = 1e-2
 
     def __post_init__(self) -> None:
         for name, largest in (("hidden", MOST_HIDDEN), ("steps", MOST_STEPS), ("every", MOST_STEPS)):

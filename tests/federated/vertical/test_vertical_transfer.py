@@ -26,9 +26,10 @@ from federated.vertical.transfer.sealed import FLAT, TERM_SCALE, Plan
 from federated.vertical.transfer.sides import GuestSide, HostSide, Side
 from federated.vertical.transfer.twin import gradients, loss_of, train_plain
 from federated.vertical.wire import Blobs, pack, unpack
+from models.metrics import auc
 
 ROWS, REST, SEED = 30, 25, 3
-SMALL = TransferOptions(hidden=4, steps=4, every=2, rate=0.3)
+SMALL = TransferOptions(hidden=4, steps=4, every=2, rate=0.3, gamma=1.0, noise=1e-4)
 SEEDS = {"guest": 21, "host": 22}
 
 
@@ -124,6 +125,35 @@ class TestTraining:
             assert np.abs(side.weights - start).max() > 20 * stated
             assert np.abs(weights(outcome, name) - side.weights).max() < stated
         assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("noise", [1e-7, TransferOptions().noise])
+    def test_a_whole_job_is_the_one_in_the_clear(self, noise: float) -> None:
+        """With next to no noise to within a hundred-thousandth after all steps; with the usual one, scores rank rows
+        alike."""
+        options, given = TransferOptions(noise=noise), setups(rows=80, columns=6)
+        outcome, (guest, host) = run(options, given), sides(options, given)
+        train_plain(guest, host)
+        assert outcome.results["guest"].figures["steps"] == options.steps
+        stated = (
+            6 * noise * options.rate / (1 + options.gamma) / (1 - options.momentum) * np.sqrt(options.steps)
+        )
+        for name, side in zip(given, (guest, host), strict=True):
+            assert np.abs(side.weights).max() > 0.3
+            assert np.abs(weights(outcome, name) - side.weights).max() < stated
+        parts = {name: load(one.model) for name, one in outcome.results.items()}
+        assert isinstance(parts["guest"], GuestModel)
+        assert isinstance(parts["host"], HostModel)
+        table = given["host"].table
+        assert table is not None
+        found = parts["guest"].combine(
+            np.zeros((len(table), 6)), {"host": parts["host"].partial(table.features)}
+        )
+        reached = auc(guest.labels[: len(table)], found)
+        assert reached == pytest.approx(
+            auc(guest.labels[: len(table)], host.vectors() @ guest.phi()), abs=0.01
+        )
+        assert reached > 0.8
 
     def test_from_a_checkpoint_it_goes_on(self) -> None:
         given = setups()
