@@ -19,7 +19,7 @@ from services.rpc.security import KeyPair, Security
 from services.vertical.config import PartyConfig, load_party
 from services.vertical.keys import load_party_keys
 from services.vertical.network import METHOD
-from services.vertical.party import Prepared, prepare, run_party
+from services.vertical.party import prepare, run_party
 from services.vertical.session import Frame, Session
 from services.vertical.store import StateDamaged
 from tests.support.vertical import ROWS, PartyProcess, party_files
@@ -27,6 +27,11 @@ from tests.support.vertical import ROWS, PartyProcess, party_files
 ROLES = {"bank": "guest", "post": "host", "shop": "host"}
 TOTAL = ROWS * (2.0 + 3.0)
 """What the hosts' sums of one turn add up to."""
+
+
+@pytest.fixture(autouse=True)
+def _sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_VERTICAL_KINDS", "sums=tests.support.vertical_sums:KIND")
 
 
 @contextmanager
@@ -116,18 +121,12 @@ def test_a_party_that_comes_back_after_the_end_has_its_result(tmp_path: Path) ->
     # Another table: positions of rows would mean other people.
     rows = files["shop"].with_name("rows.csv")
     rows.write_text(rows.read_text().replace(",2\n", ",3\n"))
-    prepared = _prepared(files["shop"])
+    prepared = prepare(load_party(files["shop"]))
     with pytest.raises(StateDamaged, match="--fresh begins the job anew"):
         run_party(prepared)
     with processes({"bank": files["bank"]}) as running:
         assert run_party(prepared, fresh=True)["figures"]["total"] == 2 * ROWS * 3.0
         assert running["bank"].until("report")["report"]["figures"]["total"] == 2 * ROWS * 3.0
-
-
-def _prepared(file: Path) -> Prepared:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("HEADWATER_VERTICAL_KINDS", "sums=tests.support.vertical_sums:KIND")
-        return prepare(load_party(file))
 
 
 class Impostor:
