@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from support.parameters import DECLARATION, SOURCE, Kept, Numbers
 
@@ -219,3 +220,34 @@ class World:
                 server.clock.now_s = self.clock.now_s
                 if server.alive:
                     server.syncing.turn()
+
+
+def two(
+    world: World, *, declaration: Declaration | None = DECLARATION, **config: object
+) -> tuple[Server, Server]:
+    """Home, and a region that follows it."""
+    home = world.server("home")
+    settings = replace(SyncConfig(region="eu", upstreams=("home",)), **config)  # type: ignore[arg-type]
+    return home, world.server("eu", 1, settings, written=frozenset(), declaration=declaration)
+
+
+def request(method: str, message: msgspec.Struct, arrays: tuple[np.ndarray, ...] = ()) -> Request:
+    return Request(7, method, 2_000, pack(message), arrays)  # type: ignore[arg-type]
+
+
+def asked(world: World, server: Server, what: Request, seconds: float = 0.2) -> Reply | Failure:
+    """The server's answer to a client."""
+    server.handle(what, world.clock.now_s + 2.0)
+    world.run(seconds)
+    found = [answer for call, answer in server.answers if call.request is what]
+    assert len(found) == 1
+    server.answers = [one for one in server.answers if one[0].request is not what]
+    return found[0]
+
+
+def pair(world: World) -> tuple[Server, Server]:
+    """Two regions, each of which writes one shard."""
+    one = world.server("one", 1, SyncConfig(region="one", upstreams=("two",)), written=frozenset({0}))
+    two_ = world.server("two", 2, SyncConfig(region="two", upstreams=("one",)), written=frozenset({1}))
+    world.run(3.0)
+    return one, two_
