@@ -34,6 +34,7 @@
     [serve]                       # joint inference (`headwater fl vertical serve`)
     listen = "127.0.0.1:8400"     # the guest's REST
     deadline = "1s"               # for the hosts; past it the guest's part answers alone
+    metrics = "127.0.0.1:8401"    # at a host: its health and metrics; left out: nowhere
     rows = "all"                  # at a host: all of its table, or those that were joint in the training
     audit_keep = "30d"            # lines of the audit log that are never dropped; left out: the oldest are
 
@@ -146,6 +147,9 @@ class ServeSection(_Section):
     """Of the guest's clients, ``read:sha256-hex`` (made by ``headwater config new-key read``). Required where
     ``listen`` is not this machine alone."""
     most_ids: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    metrics: HostPort | None = None
+    """Where a host has its health and metrics, over HTTP without a key; nowhere if left out. A guest's are beside its
+    REST."""
     rows: Literal["all", "joint"] = "all"
     """Which a host answers for: ``all`` of its table (a guest may then find out of any id whether it is there), or
     those that were ``joint`` when the model was trained, which the guest knows of already."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from services.rpc.security import KeyPair, Security
 from services.rpc.server import BUSY, LATE, TOO_LARGE, Call, RpcServer
 from services.vertical.network import Peer
 from services.vertical.serving.audit import AuditLog
+from services.vertical.serving.operations import HostMetrics
 from services.vertical.serving.parts import Parts
 from services.vertical.serving.quota import Quota
 from services.vertical.serving.tokens import TOKEN_BYTES, Naming, names_in, value_of
@@ -77,10 +79,12 @@ class ServingHost:
         rule: IdRule,
         most_rows: int,
         quota: Quota,
+        metrics: HostMetrics | None = None,
     ) -> None:
         """Raises ZMQError where ``listen`` cannot be had, IdRefused for a row whose id is none."""
         self._parts, self._table, self._audit = parts, table, audit
         self._most_rows, self._quota = most_rows, quota
+        self._metrics = metrics or HostMetrics(audit.size)
         self._guests = {peer.key.hex(): name for name, peer in guests.items()}
         self._rows: dict[str, dict[bytes, int]] = {}
         for name, peer in guests.items():
@@ -120,24 +124,20 @@ class ServingHost:
             if len(ask.nonce) > MOST_NONCE:
                 raise ValueError("a nonce of another length")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-            self._audit.refuse(guest, 0, "malformed")
-            self._server.fail(call, "malformed", "no request of this version")
+            self._refuse(call, guest, 0, "malformed", "no request of this version")
             return
         self._share(call, guest, ask, names)
 
     def _share(self, call: Call, guest: str, ask: Ask, names: npt.NDArray[np.uint8]) -> None:
-        count, told = len(names), {"request_id": ask.request_id[:64]}
+        began_s, count, told = time.perf_counter(), len(names), {"request_id": ask.request_id[:64]}
         loaded = self._parts.of(ask.run)
         if loaded is None:
-            self._audit.refuse(guest, count, "another-model", **told)
-            runs = ", ".join(self._parts.runs)
-            self._server.fail(call, "another-model", f"this host's part is of run {runs}")
+            why = f"this host's part is of run {', '.join(self._parts.runs)}"
+            self._refuse(call, guest, count, "another-model", why, **told)
             return
         if count > self._most_rows or not self._quota.take(guest, count):
-            self._audit.refuse(guest, count, "too-many", **told)
-            self._server.fail(
-                call, "too-many", f"at most {self._most_rows} rows at once, and so many a minute"
-            )
+            why = f"at most {self._most_rows} rows at once, and so many a minute"
+            self._refuse(call, guest, count, "too-many", why, **told)
             return
         wanted, index = names_in(names), self._rows[guest]
         here = np.array([name in index for name in wanted], np.bool_)
@@ -147,11 +147,18 @@ class ServingHost:
             if len(rows):
                 share = np.asarray(loaded.part.partial(self._table.features[rows]))
         except Exception:
+            self._metrics.asked(guest, "internal")
             self._audit.refuse(guest, count, "internal", **told)
             raise
         marks = self._audit.marks(wanted)
         self._audit.write(guest, count, marks, "answered", here=len(rows), run=loaded.run, **told)
         self._server.answer(call, _encoder.encode(Share(loaded.run, ask.nonce)), (here, share))
+        self._metrics.answered(guest, len(rows), count - len(rows), time.perf_counter() - began_s)
+
+    def _refuse(self, call: Call, guest: str, rows: int, code: str, why: str, **told: str) -> None:
+        self._metrics.asked(guest, code)
+        self._audit.refuse(guest, rows, code, **told)
+        self._server.fail(call, code, why)
 
     def close(self) -> None:
         """Give up the address."""

@@ -23,11 +23,13 @@ from services.vertical.config import ConfigRefused
 from services.vertical.party import MODEL, ROWS, Part, Prepared
 from services.vertical.serving.app import PredictionRoutes, Terms, assemble
 from services.vertical.serving.audit import AuditLog
+from services.vertical.serving.bodies import Ready
 from services.vertical.serving.callers import Callers
 from services.vertical.serving.guest import ServingGuest
 from services.vertical.serving.host import ServingHost
 from services.vertical.serving.metrics import ServingMetrics
 from services.vertical.serving.opening import hosts_of, id_rule, load_part, open_audit, open_part, peers_of
+from services.vertical.serving.operations import HostMetrics, operations, operations_app
 from services.vertical.serving.parts import Parts, Renewal
 from services.vertical.serving.quota import WINDOW_S, Quota
 
@@ -105,6 +107,7 @@ def _serve_host(serving: _Serving, listening: Listening) -> None:
     config = serving.prepared.config
     if config.party.listen is None:
         raise ConfigRefused("party.listen is left out: a host is asked, so it needs an address")
+    metrics = HostMetrics(serving.audit.size)
     host = ServingHost(
         config.party.listen,
         serving.prepared.keys,
@@ -115,10 +118,19 @@ def _serve_host(serving: _Serving, listening: Listening) -> None:
         rule=serving.rule,
         most_rows=config.serve.most_ids,
         quota=_quota(config.serve.most_rows_a_minute, serving.audit),
+        metrics=metrics,
     )
+
+    def ready() -> Ready:
+        return Ready("ready", serving.job, serving.parts.newest.run, {})
+
     try:
-        listening(f"port {host.port}")
-        host.serve(serving.stop)
+        listener = None if config.serve.metrics is None else listen(parse_address(config.serve.metrics))
+        if listener is not None:
+            _log.info("health and metrics are at http://%s", address_of(listener))
+        with operations(listener, operations_app(metrics, ready)):
+            listening(f"port {host.port}")
+            host.serve(serving.stop)
     finally:
         host.close()
 

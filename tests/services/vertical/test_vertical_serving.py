@@ -25,7 +25,7 @@ from services.vertical.serving.parts import Loaded, Parts, Renewal
 from services.vertical.serving.process import serve_party
 from services.vertical.serving.tokens import Naming, names_in
 from services.vertical.store import StateDamaged
-from tests.support.vertical import party_files
+from tests.support.vertical import free_ports, party_files
 from tests.support.vertical_serving import ROLES, ask, audit, leave_part, serving, trained, until
 from tests.support.vertical_sums import SumsPart
 
@@ -64,6 +64,30 @@ def test_a_guest_answers_with_its_hosts_and_both_write_it_down(tmp_path: Path) -
     assert [(one["rows"], one["outcome"]) for one in bank] == [(4, "degraded"), (1, "answered")]
     assert [(one["who"], one["rows"], one["here"]) for one in shop] == [("bank", 3, 2), ("bank", 1, 1)]
     assert [one["request_id"] for one in shop] == [found["request_id"], again["request_id"]]
+
+
+def test_a_host_has_health_and_metrics_of_its_own(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    parties = trained(
+        tmp_path, serve='deadline = "10s"\n', host=f'metrics = "127.0.0.1:{port}"\nmost_ids = 3\n'
+    )
+    own = f"http://127.0.0.1:{port}"
+    with serving(parties["shop"]), serving(parties["bank"]) as url:
+        ask(url, "5", "6", "0")
+        ask(url, "5", "6", "7", "8")
+        assert httpx.get(f"{own}/health/live").json() == {"status": "live"}
+        assert httpx.get(f"{own}/health/ready").json()["model_version"] == "r1"
+        metrics = httpx.get(f"{own}/metrics").text
+        assert httpx.get(f"{own}/v1/predictions").status_code == 404
+    for line in (
+        'asks_total{guest="bank",outcome="answered"} 1.0',
+        'asks_total{guest="bank",outcome="too-many"} 1.0',
+        'asked_rows_total{guest="bank",here="yes"} 2.0',
+        'asked_rows_total{guest="bank",here="no"} 1.0',
+        'ask_seconds_count{guest="bank"} 1.0',
+    ):
+        assert f"headwater_vertical_{line}" in metrics
+    assert not metrics.count("audit_bytes 0.0")
 
 
 def test_past_the_deadline_the_guest_answers_alone(tmp_path: Path) -> None:
