@@ -71,7 +71,7 @@ def host_findings(names: Sequence[str], columns: Columns, places: Ints, told: To
         row: dict[str, Any] = {"column": name, "at the guest": f"{me}[{int(places[place])}]"}
         row["bins"] = int(columns.bins[place])
         if len(told.iv):
-            row["iv"] = float(told.iv[place].max())
+            row["iv"] = float(told.iv[place])
         row["kept"] = bool(told.kept[place])
         rows.append((row.get("iv", 0.0), row))
         start = int(first[place])

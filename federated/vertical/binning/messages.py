@@ -34,13 +34,14 @@ SEEN: Final = {
     " order that is secret and new in each job. No names, no edges, no rows",
     EVENTS: "nothing but sizes: labels are encrypted under the guest's key, which no host has",
     SUMS: "how many rows of each class each anonymous bin has, so how well each anonymous column tells classes apart;"
-    " of no row in which bin it is (each bin has least_rows rows or more). A second job with other bins of the same"
-    " columns tells the differences, too. A guest that breaks the protocol could encrypt other numbers than labels,"
-    " from whose sums it reads which rows a bin has",
+    " of no row in which bin it is (each bin has least_rows rows or more). But a second job with other bins, or with"
+    " some rows less, tells the difference: of one row left out, in which bins it is. A guest that breaks the protocol"
+    " could encrypt other numbers than labels, from whose sums it reads which rows a bin has",
     TOLD: "which of its columns are kept, where columns are selected (so which have much information on the label);"
-    " with tell = iv also how much each has, in steps of .001 up to 3; with tell = woe also the share of each class among the"
-    " rows of each of its bins, in steps: for a nearly pure bin that is the label of nearly all of its rows, and where"
-    " bins of several columns overlap, likely labels of single rows. Refused where all of it could hold all labels",
+    " with tell = iv also how much each has on the class that it tells best, in steps of .001 up to 3; with tell = woe"
+    " also the share of each class among the rows of each of its bins, in steps: for a nearly pure bin that is the label"
+    " of nearly all of its rows, and where bins of several columns overlap, likely labels of single rows. Refused where"
+    " all of it could hold all labels",
 }
 
 KEY_FIELDS: Final[dict[str, Expected]] = {
@@ -68,7 +69,7 @@ def sum_fields(ciphertexts: int) -> dict[str, Expected]:
 def told_fields(columns: int, bins: int, classes: int, tell: str) -> dict[str, Expected]:
     """``told`` for a host with so many columns and bins; ``classes`` are weighed."""
     return {
-        "iv": Arr("<f8", (0 if tell == "nothing" else columns, classes)),
+        "iv": Arr("<f8", (0 if tell == "nothing" else columns,)),
         "woe": Arr("<f8", (bins if tell == "woe" else 0, classes)),
         "kept": Arr("|b1", (columns,)),
     }

@@ -34,7 +34,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """``iv`` [F, K], [0, K] where it is not told; ``woe`` [M, K], the same; ``kept``: bool [F]."""
+    """``iv`` [F], of the class that each column tells best; ``woe`` [M, K]; without rows where they are not told.
+    ``kept``: bool [F]."""
 
     iv: Floats
     woe: Floats
@@ -45,14 +46,13 @@ def tell(
     found: Sequence[Evidence], kept: npt.NDArray[np.bool_], classes: int, options: BinningOptions
 ) -> Told:
     """What the host of the columns ``found`` [F] hears, of ``classes`` that are weighed."""
-    nothing = np.empty((0, classes))
-    iv: Floats = nothing
-    woe: Floats = nothing
+    iv: Floats = np.empty(0)
+    woe: Floats = np.empty((0, classes))
     if options.tell != "nothing":
-        iv = np.concatenate([nothing, *(one.iv[None] for one in found)])
+        iv = np.array([one.iv.max() for one in found])
         iv = np.minimum(iv, IV_MOST).round(IV_DIGITS)
     if options.tell == "woe":
-        woe = np.concatenate([nothing, *(one.woe for one in found)])
+        woe = np.concatenate([woe, *(one.woe for one in found)])
         woe = np.clip(woe, -WOE_MOST, WOE_MOST).round(WOE_DIGITS)
     return Told(iv, woe, kept)
 
@@ -61,7 +61,7 @@ def told_bits(rows: Ints, columns: int, classes: int, options: BinningOptions) -
     """The bits of what a host with so many rows in each bin [M] is told, at most."""
     bits = float(columns) if options.selects else 0.0
     if options.tell != "nothing":
-        bits += columns * classes * math.log2(IV_MOST * 10**IV_DIGITS + 1)
+        bits += columns * math.log2(IV_MOST * 10**IV_DIGITS + 1)
     if options.tell == "woe":
         steps = 2 * WOE_MOST * 10**WOE_DIGITS + 1
         bits += classes * float(np.log2(np.minimum(rows + 1, steps)).sum())
