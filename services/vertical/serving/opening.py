@@ -56,5 +56,11 @@ def id_rule(config: PartyConfig) -> IdRule:
 
 
 def open_audit(config: PartyConfig) -> AuditLog:
-    """The party's log of what was asked. Raises OSError."""
-    return AuditLog(config.party.state / AUDIT, config.serve.audit_bytes, keep_s=config.serve.audit_keep)
+    """The party's log of what was asked. Raises ConfigRefused."""
+    path = config.party.state / AUDIT
+    try:
+        return AuditLog(path, config.serve.audit_bytes, keep_s=config.serve.audit_keep)
+    except OSError as error:
+        raise ConfigRefused(
+            f"the audit log {path} cannot be used, so nothing is answered: {error}"
+        ) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import errno
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ import numpy as np
 from federated.psi.ids import IdRule
 from federated.vertical.tables import Table
 from services.listening import address_of, cancel, listen, serve_until
+from services.settings import Address
 from services.settings.checks import parse_address
 from services.vertical.config import ConfigRefused
 from services.vertical.party import MODEL, ROWS, Part, Prepared
@@ -125,7 +128,9 @@ def _serve_host(serving: _Serving, listening: Listening) -> None:
         return Ready("ready", serving.job, serving.parts.newest.run, {})
 
     try:
-        listener = None if config.serve.metrics is None else listen(parse_address(config.serve.metrics))
+        listener = None
+        if config.serve.metrics is not None:
+            listener = _listen("serve.metrics", _address("serve.metrics", config.serve.metrics))
         if listener is not None:
             _log.info("health and metrics are at http://%s", address_of(listener))
         with operations(listener, operations_app(metrics, ready)):
@@ -133,6 +138,23 @@ def _serve_host(serving: _Serving, listening: Listening) -> None:
             host.serve(serving.stop)
     finally:
         host.close()
+
+
+def _address(setting: str, text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise ConfigRefused(f"{setting}: {error}") from error
+
+
+def _listen(setting: str, address: Address) -> socket.socket:
+    """Raises OSError where the address is in use, ConfigRefused where it cannot be had at all."""
+    try:
+        return listen(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        raise ConfigRefused(f"{setting}: {address} cannot be had: {error.strerror or error}") from error
 
 
 def _answerable(serving: _Serving) -> Table:
@@ -160,12 +182,12 @@ def _quota(most: int, audit: AuditLog) -> Quota:
 async def _serve_guest(serving: _Serving, listening: Listening) -> None:
     config = serving.prepared.config
     hosts = hosts_of(config)
-    address = parse_address(config.serve.listen)
+    address = _address("serve.listen", config.serve.listen)
     if not address.loopback and not config.serve.api_keys:
         raise ConfigRefused(
             "serve.listen is open to others and serve.api_keys is empty; `headwater config new-key read` makes one"
         )
-    listener = listen(address)
+    listener = _listen("serve.listen", address)
     metrics, callers = ServingMetrics(), Callers(config.serve.api_keys)
     guest = ServingGuest(
         serving.prepared.keys,

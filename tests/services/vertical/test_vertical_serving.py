@@ -275,6 +275,8 @@ def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ('listen = "0.0.0.0:0"\n', "serve.api_keys is empty"),
+        ('listen = "127.0.0.1:99999"\n', "serve.listen: '99999' is not a port"),
+        ('listen = "192.0.2.1:1"\n' + f'api_keys = ["read:{"0" * 64}"]\n', "serve.listen: .* cannot be had"),
         ("", "train first"),
     ],
 )

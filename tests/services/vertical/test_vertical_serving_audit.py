@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from services.vertical.serving.audit import (
     marks_in,
     older,
 )
+from services.vertical.serving.process import serve_party
 from services.vertical.serving.quota import Quota
 from tests.support.vertical_serving import ask, audit, serving, trained
 
@@ -249,3 +251,10 @@ def test_every_id_is_found_again_at_both_parties(tmp_path: Path, capsys: pytest.
 def test_a_log_that_cannot_hold_a_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigRefused, match="audit_bytes must be at least 1604096"):
         trained(tmp_path, serve='most_ids = 100_000\naudit_bytes = "1MiB"\n')
+
+
+def test_a_log_that_cannot_be_used_is_named_at_the_start(tmp_path: Path) -> None:
+    parties = trained(tmp_path)
+    parties["bank"].config.party.state.joinpath("audit.key").write_bytes(b"short")
+    with pytest.raises(ConfigRefused, match=r"audit\.key is not a key of 32 bytes"):
+        serve_party(parties["bank"], threading.Event())
