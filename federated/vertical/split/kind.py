@@ -30,7 +30,8 @@ def load(body: bytes) -> HostPart | GuestPart:
 
 KIND: Final = Kind(
     name="split",
-    summary="a neural network, or a recommender of two towers, split between the parties",
+    summary="a neural network, or a recommender of two towers, split between the parties; what passes between them in "
+    "the clear, under noise, or through an encrypted layer",
     roles={"guest": Count(1, 1), "host": Count(1, 8)},
     options=SplitOptions,
     make=make,

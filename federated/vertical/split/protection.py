@@ -10,7 +10,7 @@ counted.
 With the encrypted layer the same holds for the guest's rows alone: its noise is in the gradients along what it sees of
 hosts, before they enter the layer, and all that a host gets of them is post-processing. Hosts add none.
 
-Not in it: the columns' means and deviations, by which features are scaled, and answers to queries later: an answer adds
+Not in it: batches that a restart repeats, with new noise (each at most one epoch's), the columns' means and deviations, by which features are scaled, and answers to queries later: an answer adds
 one release for the row that was asked for, each time.
 """
 
@@ -77,7 +77,8 @@ def statement(options: SplitOptions, *, guest: bool) -> dict[str, float | int | 
     if options.encrypted and not guest:
         return {
             "protection": f"activations encrypted; the guest, if it follows the protocol, sees {options.share} numbers "
-            f"of each row and epoch made of {options.width} activations"
+            f"of each row and epoch made of {options.width} activations",
+            "numbers of a row at the guest": options.share * options.epochs,
         }
     if not options.noise:
         seen = (
@@ -86,10 +87,11 @@ def statement(options: SplitOptions, *, guest: bool) -> dict[str, float | int | 
             else "activations and gradients tell of features and labels"
         )
         return {"protection": f"none: {seen}"}
-    return {
+    found: dict[str, float | int | str] = {
         "protection": "Gaussian noise; a row replaced by another is the neighbour",
         "noise": options.noise,
         "epsilon": round(epsilon_of(options, 2 * options.epochs), 4),
         "delta": options.delta,
-        "epsilon of an answer": round(epsilon_of(options, 1), 4),
     }
+    # Hosts alone answer, and with the encrypted layer their answers have no noise.
+    return found if options.encrypted else found | {"epsilon of an answer": round(epsilon_of(options, 1), 4)}

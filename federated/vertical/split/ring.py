@@ -154,12 +154,7 @@ class Hider:
 
     def hidden(self, cipher: sealapi.Ciphertext, factors: Ints, masks: Ints) -> bytes:
         """``cipher`` times ``factors`` plus ``masks``, both [SLOTS] of [0, PLAIN), and nothing that tells more."""
-        evaluator, total = self._evaluator, self._cover()
-        if factors.any():
-            # A product with zero would not be encrypted, and SEAL refuses it; zero is what it would add.
-            term = sealapi.Ciphertext()
-            evaluator.multiply_plain(cipher, self._encoded(factors), term)
-            evaluator.add_inplace(total, term)
+        evaluator, total = self._evaluator, self.product(cipher, factors)
         evaluator.transform_from_ntt_inplace(total)
         plain = sealapi.Plaintext()
         self._encoder.encode(masks.tolist(), plain)
@@ -167,6 +162,16 @@ class Hider:
         # With one prime fewer it takes two thirds of the bytes, and errors shrink alike.
         evaluator.mod_switch_to_next_inplace(total)
         return stored(total)
+
+    def product(self, cipher: sealapi.Ciphertext, factors: Ints) -> sealapi.Ciphertext:
+        """``cipher`` times ``factors`` [SLOTS], covered but not masked; transformed."""
+        total = self._cover()
+        if factors.any():
+            # A product with zero would not be encrypted, and SEAL refuses it; zero is what it would add.
+            term = sealapi.Ciphertext()
+            self._evaluator.multiply_plain(cipher, self._encoded(factors), term)
+            self._evaluator.add_inplace(total, term)
+        return total
 
     def _cover(self) -> sealapi.Ciphertext:
         """Enc(0) * (r1 + 2^FLOOD * r2), transformed."""

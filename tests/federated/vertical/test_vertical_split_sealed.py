@@ -15,6 +15,7 @@ pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 
 from sympy.polys.domains import ZZ
 from sympy.polys.matrices import DomainMatrix
+from tenseal import sealapi
 
 from federated.privacy.composition import gaussian_epsilon
 from federated.privacy.randomness import SYSTEM
@@ -92,6 +93,28 @@ class TestRing:
         # The same question twice has answers that share nothing.
         again = hider.hidden(cipher, factors, masks)
         assert found[100:] != again[100:]
+
+    def test_the_second_polynomial_does_not_divide_out(self) -> None:
+        """What the holder sent is u*a; a product's is u*a*factor, and without the cover the quotient is the factor."""
+        holder, rng = KeyHolder(), np.random.default_rng(6)
+        numbers, factors = rng.integers(0, PLAIN, (2, SLOTS))
+        hider = Hider(holder.public, "host", rng.bytes)
+        cipher, evaluator = hider.read(holder.encrypt(numbers[None])[0]), sealapi.Evaluator(ring.context())
+        prime = ring.context().first_context_data().parms().coeff_modulus()[0].value()
+        factor, product_alone = sealapi.Plaintext(), sealapi.Ciphertext()
+        sealapi.BatchEncoder(ring.context()).encode(factors.tolist(), factor)
+        evaluator.transform_to_ntt_inplace(factor, ring.context().first_parms_id())
+        evaluator.multiply_plain(cipher, factor, product_alone)
+        covered = hider.product(cipher, factors)
+        places = range(64)
+
+        def quotients(one: sealapi.Ciphertext) -> list[int]:
+            start, above, below = 3 * SLOTS, one.dyn_array(), cipher.dyn_array()
+            return [above.at(start + at) * pow(below.at(start + at), -1, prime) % prime for at in places]
+
+        wanted = [factor.data(at) for at in places]
+        assert quotients(product_alone) == wanted
+        assert not set(quotients(covered)) & set(wanted)
 
     def test_what_is_no_answer_is_the_senders_fault(self) -> None:
         holder, other = KeyHolder(), KeyHolder()
@@ -184,6 +207,16 @@ class TestLayer:
             counts = np.histogram(slots, 16, (0, PLAIN))[0]
             assert ((counts - 512) ** 2 / 512).sum() < 50
         assert [len(one) for one in seen] == [plan.forward, plan.ciphertexts]
+
+    def test_a_guest_that_breaks_the_protocol_reads_activations(self) -> None:
+        """The limit of the promise, as stated: nothing tells the host by what the guest multiplied."""
+        plan, rng = Plan.of(SMALL, 45), np.random.default_rng(7)
+        guest, host, weights = sides(plan, rng)
+        activations = rng.uniform(-0.5, 0.5, (45, 3)).astype(np.float32)
+        guest.share[0, 0] = (guest.share[0, 0] + 60 * 2**plan.weight_bits) % PLAIN
+        found = guest.shares(host.products(guest.masked(host.sealed(activations))), 45)
+        first = (found[:, 0] - activations @ weights[:, 0]) / 60
+        assert np.abs(first - activations[:, 0]).max() < 1e-3
 
     def test_without_blur_whole_numbers_could_be_solved_for(self) -> None:
         """Nguyen and Stern's attack on z: short vectors that are orthogonal to it are so to the activations, too."""
