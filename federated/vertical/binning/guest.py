@@ -36,7 +36,7 @@ from federated.vertical.binning.options import BinningOptions
 from federated.vertical.binning.plain import count_classes
 from federated.vertical.binning.telling import check_told, tell, told_bits
 from federated.vertical.evaluation import MOST_CLASSES, task_of
-from federated.vertical.histograms.lanes import Ints, Lanes, choose_lanes
+from federated.vertical.histograms.lanes import ENCRYPTION, Ints, Lanes, choose_lanes
 from federated.vertical.histograms.sealed import OUTPUTS_A_TASK, KeyHolder
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
@@ -145,6 +145,7 @@ class _Guest:
             "rows": len(self.table),
             "columns": sum(len(one) for one in found),
             "columns kept": int(sum(one.sum() for one in chosen)),
+            "encryption": ENCRYPTION,
             "bits the labels hold": round(entropy_bits(self.totals)),
         }
         figures |= {f"bits {host} is told, at most": round(one) for host, one in bits.items()}

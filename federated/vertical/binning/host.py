@@ -26,7 +26,7 @@ from federated.vertical.binning.messages import (
 )
 from federated.vertical.binning.options import BinningOptions
 from federated.vertical.binning.telling import Told
-from federated.vertical.histograms.lanes import SLOTS, Bools, Ints, Lanes
+from federated.vertical.histograms.lanes import ENCRYPTION, SLOTS, Bools, Ints, Lanes
 from federated.vertical.histograms.sealed import masked_sums, permutation, read_key, sum_tasks
 from federated.vertical.kinds import Setup
 from federated.vertical.parties import (
@@ -140,6 +140,7 @@ class _Host:
             "columns": len(self.columns.bins),
             "bins": count,
             "columns kept": int(told.kept.sum()),
+            "encryption": ENCRYPTION,
         }
         return PartResult(figures, findings)
 

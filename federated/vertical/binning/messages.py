@@ -39,8 +39,8 @@ SEEN: Final = {
     " could encrypt other numbers than labels, from whose sums it reads which rows a bin has",
     TOLD: "which of its columns are kept, where columns are selected (so which have much information on the label);"
     " with tell = iv also how much each has on the class that it tells best, in steps of .001 up to 3; with tell = woe"
-    " also the share of each class among the rows of each of its bins, in steps: for a nearly pure bin that is the label"
-    " of nearly all of its rows, and where bins of several columns overlap, likely labels of single rows. Refused where"
+    " also the share of each class among the rows of each of its bins, in steps: of a nearly pure bin that is the label"
+    " of nearly all its rows, and where bins of several columns overlap, likely labels of single rows. Refused where"
     " all of it could hold all labels",
 }
 

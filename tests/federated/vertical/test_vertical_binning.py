@@ -126,6 +126,9 @@ def test_counts_and_values_are_the_twins(classes: int) -> None:
             assert table[called]["iv"] == evidence.iv.max()
             assert table[called]["ks"] == evidence.ks[evidence.best]
             assert table[called]["bins"] == len(twin)
+        for row in found[name]["tables"][TITLE] if name != "bank" else []:
+            # A host is told of the class that a column tells best, in steps.
+            assert row["iv"] == round(min(3.0, table[row["at the guest"]]["iv"]), 3)
     order = [row["iv"] for row in found["bank"]["tables"][TITLE]]
     assert order == sorted(order, reverse=True)
     assert order[0] > 0.3
