@@ -1,8 +1,9 @@
 """A guest's end of joint inference: asks every host within a deadline, and answers with its own part past it.
 
 What becomes of a question to a host (``OUTCOMES``): ``answered``; ``late``; ``away`` (not heard for seconds, so not
-waited for); ``not-asked`` (no row to ask for); ``malformed`` (its answer is no share of this request); ``unusable``
-(shares that together give no finite score); ``another-model``; ``too-many``; ``busy``; ``refused`` (any other failure).
+waited for); ``not-asked`` (no row to ask for, or another host is away, without whom its share is of no use);
+``malformed`` (its answer is no share of this request); ``unusable`` (shares that together give no finite score);
+``another-model``; ``too-many``; ``busy``; ``refused`` (any other failure).
 """
 
 from __future__ import annotations
@@ -191,11 +192,11 @@ class ServingGuest:
         self, name: str, values: Sequence[bytes], until_s: float, run: str, request_id: str
     ) -> _Told:
         host, nothing = self._hosts[name], np.zeros(len(values), np.bool_)
-        if not values:
-            return _Told("not-asked", nothing)
-        if host.reach.away:
+        if values and host.reach.away:
             self._observe(name, "away", 0.0)
             return _Told("away", nothing)
+        if not values or any(other.reach.away for other in self._hosts.values()):
+            return _Told("not-asked", nothing)
         began_s = time.monotonic()
         told = await self._question(name, host, values, until_s, run, request_id)
         self._observe(name, told.outcome, time.monotonic() - began_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -20,17 +21,20 @@ import numpy.typing as npt
 import pytest
 
 from federated.psi.ids import IdRule
+from federated.vertical.tables import Table
 from services.rpc.calls import Outgoing
 from services.rpc.client import RpcClient
 from services.rpc.codec import Failure, Reply
 from services.rpc.security import KeyPair, Security
 from services.rpc.server import Call, RpcServer
+from services.vertical.network import Peer
 from services.vertical.party import Prepared
 from services.vertical.serving import app
 from services.vertical.serving.audit import entries
-from services.vertical.serving.guest import OUTCOMES
+from services.vertical.serving.guest import OUTCOMES, Answer, ServingGuest
 from services.vertical.serving.host import HELLO, METHOD, Ask, Hello, Share
 from services.vertical.serving.opening import AUDIT
+from services.vertical.serving.parts import Loaded, Parts
 from services.vertical.serving.reach import Reach
 from services.vertical.serving.tokens import Naming
 from tests.support.vertical import ROOT
@@ -310,6 +314,23 @@ def test_a_host_is_away_only_when_it_was_asked_in_vain() -> None:
     assert (reach.away, reach.trouble("r1")) == (True, "not heard for 3 s")
     reach.refused("busy")
     assert reach.trouble("r1") == "refuses: busy"
+
+
+def test_nobody_is_asked_in_vain_while_another_host_is_away() -> None:
+    keys, table = KeyPair.generate(), Table(("5",), np.ones((1, 1)), ("x",))
+    hosts = {name: Peer(KeyPair.generate().public, "127.0.0.1:1") for name in ("shop", "post")}
+
+    async def answer() -> Answer:
+        guest = ServingGuest(keys, hosts, Parts(Loaded("r1", SumsPart())), table, IdRule())
+        try:
+            guest.reach["shop"].missed()
+            return await guest.answer([b"5"], 10.0, "request")
+        finally:
+            guest.close()
+
+    found = asyncio.run(answer())
+    assert (found.hosts, found.missing) == ({"shop": "away", "post": "not-asked"}, {})
+    assert (found.degraded.tolist(), found.scores.tolist()) == ([True], [1.0])
 
 
 class HostProcess:
