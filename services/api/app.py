@@ -16,10 +16,11 @@ from services.api.auth import Keys
 from services.api.bodies import json_response
 from services.api.context import Api
 from services.api.documents import Documented, Json
+from services.api.entity_routes import EntityRoutes
 from services.api.events import EventRoutes
 from services.api.gate import Endpoint, Gate
 from services.api.health import Check, HealthRoutes, Lag, level
-from services.api.items import ItemRoutes
+from services.api.items import ITEMS
 from services.api.probes import ProbeRoutes
 from services.api.problems import Problem
 from services.api.rankings import RankingRoutes
@@ -27,7 +28,7 @@ from services.api.recommendations import RecommendationRoutes
 from services.api.serving import Recommends
 from services.api.serving.probing import Probing
 from services.api.similar import SimilarRoutes
-from services.api.users import UserRoutes
+from services.api.users import USERS
 
 VERSION: Final = "1"
 DESCRIPTION: Final = (
@@ -69,7 +70,7 @@ def assemble(
         redoc_url=None,
         redirect_slashes=False,
     )
-    events, users, items = EventRoutes(api), UserRoutes(api), ItemRoutes(api)
+    events, users, items = EventRoutes(api), EntityRoutes(api, USERS), EntityRoutes(api, ITEMS)
     recommendations, rankings = RecommendationRoutes(api, recommender), RankingRoutes(api, recommender)
     similar = SimilarRoutes(api, recommender)
     health = HealthRoutes(checks, api.metrics, api.settings.region.name, behind_s)
@@ -98,8 +99,8 @@ def assemble(
 
 def _hot(
     events: EventRoutes,
-    users: UserRoutes,
-    items: ItemRoutes,
+    users: EntityRoutes,
+    items: EntityRoutes,
     recommendations: RecommendationRoutes,
     rankings: RankingRoutes,
     probes: ProbeRoutes,

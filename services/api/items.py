@@ -1,28 +1,18 @@
-"""``/v1/items``: upsert, patch, delete, bulk, read, list, and an item's features."""
+"""``/v1/items``: how items differ from users."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec.json import Decoder
-from starlette.requests import Request
-from starlette.responses import Response
 
 from featurestore.online import Cell
-from services.api.bodies import Body, json_response
+from services.api.bodies import Body
 from services.api.context import Api
-from services.api.documents import Documented
-from services.api.entities import (
-    EntityKind,
-    EntityRoutes,
-    attributes_of,
-    path_id,
-    rfc3339,
-    updated_at_ms,
-)
-from services.api.features import FeatureValues, read_features
+from services.api.entities import attributes_of, rfc3339, updated_at_ms
+from services.api.entity_routes import EntityKind
 from services.api.rows import RowReader
 from services.events import Attributes, Event, ItemEvent
 
@@ -72,29 +62,6 @@ def _show(item_id: str, row: Mapping[str, Cell], api: Api) -> Item:
 
 
 _ROWS = RowReader("items", Body(Decoder(ItemBatch)), Body(Decoder(ItemRow)), _rows_of, _event)
-KIND = EntityKind("item", "items", ItemEvent, _ROWS.read, ItemBatch, Item, Items, _show, "unknown_item")
-
-
-class ItemRoutes(EntityRoutes):
-    """The routes of items."""
-
-    def __init__(self, api: Api) -> None:
-        super().__init__(api, KIND)
-
-    async def get_features(self, request: Request) -> Response:
-        """Every declared feature of the item: value, status and event time."""
-        item_id = path_id(request, "item_id")
-        row = await self.row(item_id)
-        return json_response(read_features("item", item_id, row, self._api.schema, self._api.clock_ms()))
-
-    def router(self, documented: Documented) -> APIRouter:
-        """All routes."""
-        router = super().router(documented)
-        router.add_api_route(
-            "/v1/items/{item_id}/features",
-            self.get_features,
-            methods=["GET"],
-            operation_id="get_item_features",
-            openapi_extra=documented.operation(gives=FeatureValues, path=["item_id"], missing=True),
-        )
-        return router
+ITEMS: Final = EntityKind(
+    "item", "items", ItemEvent, _ROWS.read, ItemBatch, Item, Items, _show, "unknown_item"
+)
