@@ -10,8 +10,9 @@ counted.
 With the encrypted layer the same holds for the guest's rows alone: its noise is in the gradients along what it sees of
 hosts, before they enter the layer, and all that a host gets of them is post-processing. Hosts add none.
 
-Not in it: batches that a restart repeats, with new noise (each at most one epoch's), the columns' means and deviations, by which features are scaled, and answers to queries later: an answer adds
-one release for the row that was asked for, each time.
+Not in it: the columns' means and deviations, by which features are scaled; batches that a restart repeats, with new
+noise (each time less than an epoch's); and answers to queries later, each of which adds one release for the row that
+was asked for.
 """
 
 from __future__ import annotations
