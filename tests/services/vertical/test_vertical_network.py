@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from federated.vertical.parties import Make, PartResult, PeerAborted, Role, Send, receive
+from federated.vertical.parties import Checkpoint, Make, PartResult, PeerAborted, Role, Send, receive
 from services.rpc.security import KeyPair
 from services.vertical.channel import UNIT_BYTES, ChannelLimits
 from services.vertical.network import Network, Peer
 from services.vertical.runner import Patience, PeerGone, Runner
 from services.vertical.session import Session
-from services.vertical.store import StateFolder
+from services.vertical.store import StateFolder, StateNotKept
 from tests.support.vertical import free_ports
 
 NAMES = ("a", "b")
@@ -33,10 +35,10 @@ def both(
     found: dict[str, PartResult | Exception] = {}
 
     def run(me: str, other: str) -> None:
-        session = Session([other], {}, me=me, limits=limits)
+        store = StateFolder(folder / me)
+        session = Session([other], {}, me=me, limits=limits, labels=store.labels())
         peers = {other: Peer(keys[other].public, addresses[other] if me in (knowing or "a") else None)}
         network = Network(session, me, keys[me], peers, addresses[me] if knowing or me == "b" else None)
-        store = StateFolder(folder / me)
         try:
             found[me] = Runner(network, makes[me], store, (other,), me=me, patience=patience).run()
         except Exception as error:
@@ -130,6 +132,42 @@ def test_a_role_that_hangs_is_named_while_its_process_lives(tmp_path: Path) -> N
     assert str(found["a"]).endswith("; 'x' is awaited of b")
     assert isinstance(found["b"], PeerAborted)
     assert found["b"].detail == "b is stuck"
+
+
+def test_a_disk_without_room_ends_the_run_which_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts(other: str) -> Make:
+        def role(state: bytes | None) -> Role[PartResult]:
+            first = 0 if state is None else state[0] + 1
+            for label in range(first, 3):
+                yield Send(other, "x", bytes([label]))
+                assert (yield from receive(other, "x")) == bytes([label])
+                yield Checkpoint(label, bytes([label]))
+            return PartResult({"first": first})
+
+        return role
+
+    makes = {"a": counts("b"), "b": counts("a")}
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if (tmp_path / "a" / ".checkpoint-2.new").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        found = both(tmp_path, makes, ChannelLimits())
+    assert isinstance(found["a"], StateNotKept)
+    assert "checkpoint-2 cannot be written: No space left on device" in str(found["a"])
+    assert isinstance(found["b"], PeerAborted)
+    assert found["b"].detail == "it failed with StateNotKept"
+    again = both(tmp_path, makes, ChannelLimits())
+    assert {name: one.figures["first"] for name, one in again.items() if isinstance(one, PartResult)} == {
+        "a": 2,
+        "b": 2,
+    }
 
 
 @pytest.mark.parametrize("knowing", ["ab", "a", "b"])

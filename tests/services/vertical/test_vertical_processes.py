@@ -16,6 +16,7 @@ from services.rpc.calls import Outgoing
 from services.rpc.client import RpcClient
 from services.rpc.codec import Failure, Reply
 from services.rpc.security import KeyPair, Security
+from services.vertical.channel import UNIT_BYTES
 from services.vertical.config import PartyConfig, load_party
 from services.vertical.keys import load_party_keys
 from services.vertical.network import METHOD
@@ -190,6 +191,7 @@ def test_a_stranger_is_not_let_in(tmp_path: Path) -> None:
         ([((2, "sum", True), b"a")], "gap"),
         ([((1, "rows", True), b"a")], "kind"),
         ([((1, "sum", True), b"\x01\x02")], "malformed"),
+        ([((1, "sum", True), bytes(UNIT_BYTES + 1))], "malformed"),
         ([((1, "sum", True), b"a"), ((2, "sum", True), b"b")][:1], "malformed"),
     ],
 )
