@@ -26,7 +26,8 @@ class Setup:
     ``table``: this party's rows; aligned (row i is the same person at every party) where the kind says so; None at a
     party that has none, such as a coordinator. ``seed``: public, the same at all parties. ``rows``: how many rows are
     aligned, known at every party (0 where the kind aligns nothing). ``rest``: this party's rows that the others have
-    not, in its own order; None where there are none.
+    not, in its own order; None where there are none. ``columns``: of ``table``, which the kind's own role is to see
+    alone (None: all); ``pipeline`` sees to that.
     """
 
     me: str
@@ -36,6 +37,7 @@ class Setup:
     rows: int = 0
     workers: Workers = field(default_factory=Alone)
     rest: Table | None = None
+    columns: tuple[str, ...] | None = None
 
     def named(self, role: str) -> tuple[str, ...]:
         """The parties with this role, in the job's order."""
@@ -98,9 +100,9 @@ class Kind(Generic[Options]):
     ``options``: a frozen dataclass with defaults, simple fields. ``make(options, setup)`` gives the function that
     makes this party's role (checkpoint's state or None -> role with a PartResult); it raises ValueError for options or
     tables that do not fit. ``aligned``: tables are aligned before. ``seen``: for each kind of message, what its
-    receiver learns from it, in plain words. ``load``: the part that ``PartResult.model`` holds; without it there is none
-    that answers. ``findings``: what ``PartResult.model`` says, as JSON; its ``tables`` (rows as objects, by title) are for
-    people, its ``columns`` those that are kept.
+    receiver learns from it, in plain words. ``load``: the part that ``PartResult.model`` holds; without it there is
+    none that answers. ``findings``: what ``PartResult.model`` says, as JSON; its ``tables`` (rows as objects, by title)
+    are for people, its ``columns`` those that are kept.
     """
 
     name: str

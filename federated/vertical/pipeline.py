@@ -132,13 +132,14 @@ def _role(
         found = replace((yield from _hold_out(setup, rows, test)), told=told)
         inner = None
         yield Checkpoint(ALIGNED, _kept(found))
-    table = None if setup.table is None else setup.table.take(found.rows)
+    seen = _seen(setup)
+    table = None if seen is None else seen.take(found.rows)
     train = None if table is None else table.take(found.train())
-    own = replace(setup, table=train, rows=found.count - len(found.test), rest=_rest(setup.table, found.rows))
+    own = replace(setup, table=train, rows=found.count - len(found.test), rest=_rest(seen, found.rows))
     result = yield from _rewritten(kind.make(options, own)(inner), _shifted(found))
     result = replace(
         result,
-        figures={**_sizes(setup.table, found), **result.figures},
+        figures={**_sizes(seen, found), **result.figures},
         rows=found.rows if table is not None else None,
         test=found.test,
     )
@@ -215,6 +216,14 @@ def _hold_out(
     if len(held) and (held[0] < 0 or held[-1] >= count or (np.diff(held) <= 0).any()):
         raise PeerFault(guest, "rows", "held-out positions that are not rising within the joint rows")
     return _Joint(count, rows, held)
+
+
+def _seen(setup: Setup) -> Table | None:
+    """The table as the kind's own role sees it. Rows are held out by the whole one: the draw depends on all columns,
+    and is to be the same for a job on some of them that were chosen without the rows that it holds out."""
+    if setup.table is None or setup.columns is None:
+        return setup.table
+    return setup.table.only(setup.columns)
 
 
 def held_out(table: Table, test: float, seed: int) -> npt.NDArray[np.int64]:

@@ -52,6 +52,11 @@ class Table:
         ids = tuple(self.ids[row] for row in rows.tolist())
         return replace(self, ids=ids, features=self.features[rows], labels=labels)
 
+    def only(self, names: Sequence[str]) -> Table:
+        """These columns, in this order. Raises ValueError for one that is not there."""
+        places = [self.names.index(name) for name in names]
+        return replace(self, features=self.features[:, places], names=tuple(names))
+
     def align(self, ids: Sequence[str]) -> Table:
         """The rows of ``ids``, in that order (PSI's ordered intersection). Raises ValueError naming what is missing."""
         at = {one: row for row, one in enumerate(self.ids)}

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from federated.psi.ids import IdRule, IdsRefused, normalise
 from federated.psi.members import BUCKETS
-from federated.vertical.tables import Table, TableRefused, read_table
+from federated.vertical.tables import Table, TableRefused
 from services.psi.budget import FileBudget
 from services.psi.files import read_ids
 from services.rpc.calls import Outgoing
@@ -26,7 +26,7 @@ from services.rpc.client import RpcClient
 from services.rpc.errors import KeysError, RpcError
 from services.rpc.security import KeyPair, Security
 from services.settings.checks import parse_address
-from services.vertical.columns import read_columns
+from services.vertical.columns import open_tables
 from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.jobs import JobRefused
 from services.vertical.keys import load_party_keys
@@ -115,8 +115,7 @@ def _table(config: PartyConfig, table: Table | None) -> tuple[Table | None, Chec
     assert data is not None
     if table is None and (config.psi.disk is None or config.job.what != "psi"):
         try:
-            columns = read_columns(data.columns)
-            table = read_table(data.path, id_column=data.id, label_column=data.label, features=columns)
+            table = open_tables(data).learned
         except (TableRefused, ConfigRefused) as error:
             step = "mend the table, or [data] path, id and label"
             return None, Check("table", "FAIL", str(error), step)

@@ -25,10 +25,10 @@ from federated.vertical.evaluation import baselines
 from federated.vertical.kinds import Kind, Setup
 from federated.vertical.parties import Alone, Make, PartResult, Progress, Workers
 from federated.vertical.pipeline import SEEN, Alignment, joint
-from federated.vertical.tables import Table, read_table
+from federated.vertical.tables import Table
 from federated.vertical.wire import Bytes, Text, pack, unpack
 from services.rpc.security import KeyPair
-from services.vertical.columns import read_columns
+from services.vertical.columns import open_tables
 from services.vertical.config import ConfigRefused, PartyConfig
 from services.vertical.jobs import JobRefused, find_kind, parse_options, settings_of
 from services.vertical.keys import load_party_keys
@@ -94,13 +94,13 @@ def prepare(config: PartyConfig, workers: Workers | None = None) -> Prepared:
         alignment = Alignment(psi, parse_options(psi, job.psi))
         seen = {**psi.seen, **seen}
     keys = load_party_keys(config.party.keys)
-    table = None
+    whole = table = None
     if config.data is not None and not own.streamed:
-        label = config.data.label
-        columns = read_columns(config.data.columns)
-        table = read_table(config.data.path, id_column=config.data.id, label_column=label, features=columns)
+        tables = open_tables(config.data)
+        whole, table = tables.whole, tables.learned
     watched = WatchedWorkers(workers or Alone(), pulse)
-    setup = Setup(config.party.name, config.roles(), table, job.seed, workers=watched)
+    columns = None if table is None else table.names
+    setup = Setup(config.party.name, config.roles(), whole, job.seed, workers=watched, columns=columns)
     try:
         make = joint(kind, options, setup, alignment, job.test)
     except ValueError as error:

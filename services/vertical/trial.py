@@ -24,9 +24,8 @@ import numpy as np
 
 from federated.vertical.evaluation import baselines
 from federated.vertical.kinds import Kind
-from federated.vertical.tables import read_table
-from services.vertical.columns import read_columns
-from services.vertical.config import ConfigRefused
+from services.vertical.columns import open_tables
+from services.vertical.config import ConfigRefused, DataSection
 from services.vertical.keys import make_party_keys
 from services.vertical.party import ROWS
 
@@ -261,12 +260,14 @@ def pooled(
         return {}
     ids = [row["id"] for row in found]
     tables = [
-        read_table(
-            party.table,
-            id_column=id_column,
-            label_column=label if party is guest else None,
-            features=read_columns(party.columns),
-        ).align(ids)
+        open_tables(
+            DataSection(
+                path=party.table,
+                id=id_column,
+                label=label if party is guest else None,
+                columns=party.columns,
+            )
+        ).learned.align(ids)
         for party in parties
         if party.table is not None
     ]

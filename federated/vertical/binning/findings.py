@@ -1,4 +1,5 @@
-"""What a party has in the end, as JSON: ``columns`` it keeps, ``tables`` for people, and ``bins`` of each column.
+"""What a party has in the end, as JSON: the ``columns`` it keeps ``among`` its own, ``tables`` for people, and the
+``bins`` of each column.
 
 At the guest a host's column is ``HOST[NUMBER]``, and its bins have neither edges nor an order. At the host the same
 column has its name, and that number beside it.
@@ -59,7 +60,7 @@ def guest_findings(
                 for cut, counted, weights in zip(where, tally.tolist(), one.woe.tolist(), strict=True)
             ]
     kept_names = [name for name, kept in zip(names, chosen[0].tolist(), strict=True) if kept]
-    return _document(kept_names, rows, bins)
+    return _document(names, kept_names, rows, bins)
 
 
 def host_findings(names: Sequence[str], columns: Columns, places: Ints, told: Told, me: str) -> bytes:
@@ -81,7 +82,7 @@ def host_findings(names: Sequence[str], columns: Columns, places: Ints, told: To
             for code, cut in enumerate(_cuts(columns.cuts[place]))
         ]
     kept_names = [name for name, kept in zip(names, told.kept.tolist(), strict=True) if kept]
-    return _document(kept_names, rows, bins)
+    return _document(names, kept_names, rows, bins)
 
 
 def read_findings(body: bytes) -> dict[str, Any]:
@@ -91,11 +92,14 @@ def read_findings(body: bytes) -> dict[str, Any]:
 
 
 def _document(
-    kept: Sequence[str], rows: Iterable[tuple[float, Mapping[str, Any]]], bins: Mapping[str, Any]
+    names: Sequence[str],
+    kept: Sequence[str],
+    rows: Iterable[tuple[float, Mapping[str, Any]]],
+    bins: Mapping[str, Any],
 ) -> bytes:
     # Of equal value, as the parties have them: sorted() keeps their order.
     table = [row for _, row in sorted(rows, key=lambda one: -one[0])]
-    document = {"columns": kept, "tables": {TITLE: table}, "bins": bins}
+    document = {"columns": kept, "among": list(names), "tables": {TITLE: table}, "bins": bins}
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 
 

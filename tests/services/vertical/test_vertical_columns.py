@@ -66,7 +66,7 @@ def test_the_next_job_takes_the_columns_that_binning_kept(tmp_path: Path) -> Non
     parties = {name: prepare(load_party(file)) for name, file in files.items()}
     reports = finish(parties)
     left = {name: one.folder / "binning.json" for name, one in parties.items()}
-    kept = {name: read_columns(path) for name, path in left.items()}
+    kept = {name: read_columns(path).learned for name, path in left.items()}
     assert kept == {"bank": ("bank_a",), "shop": ("shop_b", "shop_c")}
     for name, file in files.items():
         path = left[name].relative_to(tmp_path / name)
@@ -97,7 +97,7 @@ def test_the_next_job_takes_the_columns_that_binning_kept(tmp_path: Path) -> Non
     written = write_files(tmp_path / "next", chosen_trial, {"what": "sums"})
     config = load_party(written["shop"])
     assert config.data is not None
-    assert read_columns(config.data.columns) == kept["shop"]
+    assert read_columns(config.data.columns).learned == kept["shop"]
     with pytest.raises(ConfigRefused, match=r"has no binning\.json of bank"):
         with_columns(trial, tmp_path / "next")
 
@@ -122,9 +122,11 @@ def test_columns_are_names_in_the_order_that_is_asked_for(tmp_path: Path) -> Non
         ("[]", (), "data.columns"),
         ('"none.json"', (), "none.json cannot be read"),
         ('"party.toml"', (), "cannot be read as JSON"),
-        ('"names.json"', (), "no list of names"),
+        ('"names.json"', (), "no lists of names"),
+        ('"among.json"', (), "'bank_b' is not among the columns"),
     ):
         (tmp_path / "bank" / "names.json").write_text('{"columns": [1]}')
+        (tmp_path / "bank" / "among.json").write_text('{"columns": ["bank_b"], "among": ["bank_a"]}')
         file.write_text(text.replace('path = "rows.csv"', f'path = "rows.csv"\ncolumns = {given}'))
         if names:
             table = prepare(load_party(file)).table
@@ -133,6 +135,34 @@ def test_columns_are_names_in_the_order_that_is_asked_for(tmp_path: Path) -> Non
         else:
             with pytest.raises((ConfigRefused, TableRefused), match=why):
                 prepare(load_party(file))
+
+
+def test_rows_that_are_held_out_had_no_part_in_the_choice_of_columns(tmp_path: Path) -> None:
+    """Labels that nothing tells: the columns that were chosen on all rows would look good on the held-out ones."""
+    files = prepared_parties(tmp_path)
+    held: dict[str, list[int]] = {}
+    for file in files.values():
+        file.write_text(file.read_text().replace("[job.options]", "test = 0.4\n[job.options]"))
+    parties = {name: prepare(load_party(file)) for name, file in files.items()}
+    held["binning"] = (
+        run_local({name: one.make(None) for name, one in parties.items()}).results["bank"].test.tolist()
+    )
+    finish(parties)
+    for name, file in files.items():
+        path = (parties[name].folder / "binning.json").relative_to(tmp_path / name)
+        file.write_text(
+            file.read_text().replace('path = "rows.csv"', f'path = "rows.csv"\ncolumns = "{path}"')
+        )
+    parties = {name: prepare(load_party(file)) for name, file in files.items()}
+    results = run_local({name: one.make(None) for name, one in parties.items()}).results
+    held["next"] = results["bank"].test.tolist()
+    assert held["next"] == held["binning"]
+    assert results["bank"].figures["own columns"] == 1
+    # What the next job's role sees are the chosen columns, and they are what the party answers with.
+    assert {row["column"] for row in json.loads(results["shop"].model)["tables"][TITLE]} == {
+        "shop_b",
+        "shop_c",
+    }
 
 
 @pytest.mark.slow
