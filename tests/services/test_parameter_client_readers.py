@@ -199,10 +199,10 @@ def test_a_server_that_holds_no_copy_is_passed_over(tmp_path: Path) -> None:
         refused = 0
         for _ in range(20):
             client._directory._map = ShardMap(known.epoch, places)
-            client._readers._avoided.clear()
+            client._pulls.readers._avoided.clear()
             found = client.pull("main", EVERYTHING)
             assert found.rows["items"].tobytes() == truth.rows["items"].tobytes()
-            refused += bool(client._readers._avoided)
+            refused += bool(client._pulls.readers._avoided)
         assert refused > 5
 
 

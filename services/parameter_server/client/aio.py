@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 from services.coordination.contract import Coordination, CoordinationError
 from services.coordination.membership import Member
 from services.parameter_server.client import operations
-from services.parameter_server.client.caching import open_cache
 from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.client.directory import Directory, MapMissing, same_process
 from services.parameter_server.client.hotkeys import HotCounts
 from services.parameter_server.client.operations import Operation
-from services.parameter_server.client.readers import FROM_LEADERS, Readers, Reading
+from services.parameter_server.client.pulling import Pulls
+from services.parameter_server.client.readers import FROM_LEADERS, Reading
 from services.parameter_server.client.retries import (
     ELSEWHERE_S,
     LOOK_S,
@@ -70,9 +70,7 @@ class AsyncParameterClient:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._directory = Directory(coordination)
-        self._reads_any = reading.reads == "any"
-        self._readers = Readers()
-        self._cache = open_cache(reading)
+        self._pulls = Pulls(self._directory, reading)
         self._deadline_s = deadline_s
         self._random = jitter
         self._rpc = AsyncRpcClient(security)
@@ -92,18 +90,12 @@ class AsyncParameterClient:
         older by as much as they lag; ``watermarks`` are of those who answered, and ``moves`` are not known.
         ``unasked``: rows of the client's cache may be used without asking, as their age allows.
         """
-        anyone = self._reads_any if followers is None else followers
-
-        def plan(route: Route) -> Operation[Pulled]:
-            choice = self._readers.choose(route.map, self._directory.registered()) if anyone else None
-            return operations.pull(route, keys, choice, self._cache, unasked=unasked)
-
-        return await self._routed("pull", model, plan, deadline_s)
+        return await self._routed("pull", model, self._pulls.plan(keys, followers, unasked), deadline_s)
 
     @property
     def cached(self) -> HotCounts:
         """What the client's cache of rows did so far."""
-        return HotCounts() if self._cache is None else self._cache.counts
+        return self._pulls.counts
 
     async def dense(self, model: str, published: bool = True, table: str = "dense") -> DenseSnapshot:
         """The dense weights: the newest published generation, or the live values."""
@@ -266,7 +258,7 @@ class AsyncParameterClient:
                 elif verdict == "replan" and server not in operation.spared:
                     raise Replan
             if server in operation.spared:
-                self._readers.avoid(server)
+                self._pulls.readers.avoid(server)
                 raise Elsewhere
 
     async def _attempt(

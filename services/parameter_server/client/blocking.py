@@ -11,12 +11,12 @@ from typing import TypeVar
 from models.samples import Watermark
 from services.coordination.contract import Coordination, CoordinationError
 from services.parameter_server.client import operations
-from services.parameter_server.client.caching import open_cache
 from services.parameter_server.client.descriptions import ServerDescription
 from services.parameter_server.client.directory import Directory, MapMissing, same_process
 from services.parameter_server.client.hotkeys import HotCounts
 from services.parameter_server.client.operations import Operation
-from services.parameter_server.client.readers import FROM_LEADERS, Readers, Reading
+from services.parameter_server.client.pulling import Pulls
+from services.parameter_server.client.readers import FROM_LEADERS, Reading
 from services.parameter_server.client.retries import (
     ELSEWHERE_S,
     LOOK_S,
@@ -77,9 +77,7 @@ class ParameterClient:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._directory = Directory(coordination)
-        self._reads_any = reading.reads == "any"
-        self._readers = Readers(monotonic)
-        self._cache = open_cache(reading, monotonic)
+        self._pulls = Pulls(self._directory, reading, monotonic)
         self._deadline_s = deadline_s
         self._time = _Time(monotonic, sleep, jitter)
         self._rpc = RpcClient(security, monotonic=monotonic)
@@ -107,18 +105,12 @@ class ParameterClient:
         older by as much as they lag; ``watermarks`` are of those who answered, and ``moves`` are not known.
         ``unasked``: rows of the client's cache may be used without asking, as their age allows.
         """
-        anyone = self._reads_any if followers is None else followers
-
-        def plan(route: Route) -> Operation[Pulled]:
-            choice = self._readers.choose(route.map, self._directory.registered()) if anyone else None
-            return operations.pull(route, keys, choice, self._cache, unasked=unasked)
-
-        return self._routed("pull", model, plan)
+        return self._routed("pull", model, self._pulls.plan(keys, followers, unasked))
 
     @property
     def cached(self) -> HotCounts:
         """What the client's cache of rows did so far."""
-        return HotCounts() if self._cache is None else self._cache.counts
+        return self._pulls.counts
 
     def push(
         self,
@@ -267,7 +259,7 @@ class ParameterClient:
                 raise Replan
         if failed := operation.spared & waiting.keys():
             for server in failed:
-                self._readers.avoid(server)
+                self._pulls.readers.avoid(server)
             raise Elsewhere
 
     def _declare_again(self, server: str, address: str) -> None:
