@@ -24,6 +24,8 @@ Integers = npt.NDArray[np.int64]
 
 MOST_PARAMETERS: Final = 2**28
 _NORM_FLOOR: Final = 1e-12
+_BETAS: Final = (0.9, 0.999)
+_ADAM_FLOOR: Final = 1e-8
 _FLAT: Final = Arr("<f4", (None,), MOST_PARAMETERS)
 _STATE: Final[dict[str, Expected]] = {
     "epoch": Int(0, 10_000),
@@ -120,8 +122,33 @@ def batches(rows: int, options: SplitOptions, seed: int, epoch: int) -> Iterator
     yield from np.array_split(order, -(-rows // min(options.batch, rows)))
 
 
-def adam(net: nn.Module, options: SplitOptions) -> torch.optim.Adam:
-    return torch.optim.Adam(net.parameters(), lr=options.rate, foreach=False)
+class Adam:
+    """Kingma and Ba 2015, with their betas, over all parameters of ``net``. torch's own loads its compiler first, which
+    takes as long as a small job."""
+
+    def __init__(self, net: nn.Module, rate: float) -> None:
+        self._weights, self._rate = list(net.parameters()), rate
+        self.first = [torch.zeros_like(one) for one in self._weights]
+        self.second = [torch.zeros_like(one) for one in self._weights]
+        self.steps = 0
+
+    def zero_grad(self) -> None:
+        """Forget gradients."""
+        for one in self._weights:
+            one.grad = None
+
+    def step(self) -> None:
+        """Along the gradients; weights without one stay."""
+        self.steps += 1
+        scale = self._rate / (1 - _BETAS[0] ** self.steps)
+        correction = math.sqrt(1 - _BETAS[1] ** self.steps)
+        with torch.no_grad():
+            for one, first, second in zip(self._weights, self.first, self.second, strict=True):
+                if one.grad is None:
+                    continue
+                first.lerp_(one.grad, 1 - _BETAS[0])
+                second.mul_(_BETAS[1]).addcmul_(one.grad, one.grad, value=1 - _BETAS[1])
+                one.addcdiv_(first, second.sqrt().div_(correction).add_(_ADAM_FLOOR), value=-scale)
 
 
 def flat(net: nn.Module) -> Singles:
@@ -140,27 +167,23 @@ def fill(net: nn.Module, values: Singles, sender: str) -> None:
             one.copy_(part)
 
 
-def save(net: nn.Module, optimiser: torch.optim.Adam, epoch: int) -> bytes:
+def save(net: nn.Module, optimiser: Adam, epoch: int) -> bytes:
     """A checkpoint's state."""
-    states = [optimiser.state[one] for one in net.parameters()]
     moments = {
-        name: np.concatenate([state[key].reshape(-1).numpy() for state in states])
-        for name, key in (("first", "exp_avg"), ("second", "exp_avg_sq"))
+        name: np.concatenate([one.reshape(-1).numpy() for one in kept])
+        for name, kept in (("first", optimiser.first), ("second", optimiser.second))
     }
-    steps = int(states[0]["step"].item())
-    return pack({"epoch": epoch, "weights": flat(net), **moments, "steps": steps})
+    return pack({"epoch": epoch, "weights": flat(net), **moments, "steps": optimiser.steps})
 
 
-def restore(net: nn.Module, optimiser: torch.optim.Adam, state: bytes) -> int:
+def restore(net: nn.Module, optimiser: Adam, state: bytes) -> int:
     """Put ``state`` back; its epoch. Raises PeerFault (of ``this checkpoint``)."""
     fields = unpack(state, "this checkpoint", _STATE)
     fill(net, fields["weights"], "this checkpoint")
     if fields["first"].shape != fields["weights"].shape or fields["second"].shape != fields["weights"].shape:
         raise PeerFault("this checkpoint", "malformed", "moments of other parameters")
-    firsts, seconds = _split(net, fields["first"]), _split(net, fields["second"])
-    for one, first, second in zip(net.parameters(), firsts, seconds, strict=True):
-        step = torch.tensor(float(fields["steps"]))
-        optimiser.state[one] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+    optimiser.first, optimiser.second = _split(net, fields["first"]), _split(net, fields["second"])
+    optimiser.steps = fields["steps"]
     epoch: int = fields["epoch"]
     return epoch
 

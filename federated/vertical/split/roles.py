@@ -41,9 +41,9 @@ from federated.vertical.split.exchange import (
 from federated.vertical.split.layer import Plan
 from federated.vertical.split.model import GuestModel, HostModel, as_input, outputs_of
 from federated.vertical.split.network import (
+    Adam,
     GuestNet,
     Tower,
-    adam,
     batches,
     initialise,
     loss_of,
@@ -130,7 +130,7 @@ def host(
     scaling, seed = Scaling.of(table.features, options.clip), drawn_seed(draw)
     features, net = as_input(scaling, table.features), Tower(len(table.names), options)
     initialise(net, seed)
-    optimiser = adam(net, options)
+    optimiser = Adam(net, options.rate)
     first, kept = _restored(net, optimiser, options, state)
     side: HostSide = ClearHost(options, guest_name, randomness)
     if options.encrypted:
@@ -174,7 +174,7 @@ def guest(
     features, seed = as_input(scaling, table.features), drawn_seed(draw)
     net = GuestNet(len(table.names), len(hosts), outputs_of(options, labels.values), options)
     initialise(net, seed)
-    optimiser, loss = adam(net, options), 0.0
+    optimiser, loss = Adam(net, options.rate), 0.0
     first, kept = _restored(net, optimiser, options, state)
     side: GuestSide = ClearGuest(options, hosts)
     if options.encrypted:
@@ -214,7 +214,7 @@ def train_alone(features: Tensor, labels: Labels, options: SplitOptions, seed: i
     """The same network without hosts and without noise: it stays with the guest."""
     net = GuestNet(features.shape[1], 0, outputs_of(options, labels.values), options)
     initialise(net, seed % 2**63)
-    optimiser = adam(net, options)
+    optimiser = Adam(net, options.rate)
     for epoch in range(options.epochs):
         for rows in batches(len(features), options, seed, epoch):
             optimiser.zero_grad()
@@ -231,7 +231,7 @@ def finite(rows: Singles) -> Singles:
 
 
 def _restored(
-    net: nn.Module, optimiser: torch.optim.Adam, options: SplitOptions, state: bytes | None
+    net: nn.Module, optimiser: Adam, options: SplitOptions, state: bytes | None
 ) -> tuple[int, bytes | None]:
     """The epoch of ``state``, which is put back, and what it has of the encrypted layer. Raises PeerFault."""
     if state is None:
@@ -244,7 +244,7 @@ def _restored(
 
 def _state(
     net: nn.Module,
-    optimiser: torch.optim.Adam,
+    optimiser: Adam,
     options: SplitOptions,
     epoch: int,
     side: HostSide | GuestSide,

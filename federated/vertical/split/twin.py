@@ -14,7 +14,7 @@ from federated.vertical.linear.solver import Scaling
 from federated.vertical.split.exchange import first_share
 from federated.vertical.split.layer import Plan
 from federated.vertical.split.model import GuestModel, HostModel, as_input, outputs_of
-from federated.vertical.split.network import GuestNet, Integers, Tower, batches, initialise, loss_of
+from federated.vertical.split.network import Adam, GuestNet, Integers, Tower, batches, initialise, loss_of
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.ring import PLAIN, centred
 from federated.vertical.split.roles import Labels
@@ -104,7 +104,7 @@ def train_plain(
             Layer(plan, weights[name], weights["guest"], place, rounded) for place, name in enumerate(hosts)
         ]
     whole = nn.ModuleList([net, *towers])
-    optimiser = torch.optim.Adam(whole.parameters(), lr=options.rate, foreach=False)
+    optimiser = Adam(whole, options.rate)
     loss = 0.0
     for epoch in range(options.epochs):
         loss = 0.0

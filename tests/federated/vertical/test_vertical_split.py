@@ -29,7 +29,7 @@ from federated.vertical.split.leakage import (
     rows_sent,
 )
 from federated.vertical.split.model import GuestModel, HostModel, load
-from federated.vertical.split.network import Tower, flat, initialise
+from federated.vertical.split.network import Adam, Tower, flat, initialise
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows, noised_step
 from federated.vertical.split.twin import train_plain
@@ -136,6 +136,22 @@ class TestUndivided:
         assert labels is not None
         error = float(np.sqrt(np.mean((answers(run(options, given), given) - labels) ** 2)))
         assert error < 0.5 * labels.std()
+
+
+class TestAdam:
+    def test_it_is_the_published_one(self) -> None:
+        rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+        nets = [Tower(3, SMALL), Tower(3, SMALL)]
+        for net in nets:
+            initialise(net, 2)
+        mine, other = Adam(nets[0], 0.01), torch.optim.Adam(nets[1].parameters(), lr=0.01, foreach=False)
+        for _ in range(5):
+            for net, optimiser in zip(nets, (mine, other), strict=True):
+                optimiser.zero_grad()
+                net(rows).square().mean().backward()
+                optimiser.step()
+        assert flat(nets[0]) == pytest.approx(flat(nets[1]), abs=1e-6)
+        assert np.abs(flat(nets[0])).max() > 0.1
 
 
 class TestResume:
