@@ -33,7 +33,7 @@ from federated.privacy.clipping import Flags, Norm, clip_rows, parts_of
 from federated.privacy.discrete import discrete_gaussian, round_within, skellam
 from federated.privacy.gaussian import add_gaussian, sigma_of
 from federated.privacy.laplace import add_laplace, scale_of
-from federated.privacy.protection import Reported, Unprotected, Whole
+from federated.privacy.protection import Reported, Unprotected, Whole, require_trained, trained_only
 from federated.privacy.randomness import Randomness, normal
 from federated.privacy.section import PrivacySection
 from federated.sums import SCALE, SCALE_BITS, Sum
@@ -77,19 +77,12 @@ class _Clipping(Unprotected):
 
     def require_layout(self, layout: Layout) -> None:
         """Refuse fields that no clip bounds, unless the job says what becomes of them."""
-        other = [field for field in layout.fields if field.kind != "weight"]
-        if other and self.section.statistics == "refuse":
-            raise ValueError(
-                f"{other[0].name} is a {other[0].kind}, which clipping does not bound: set privacy.statistics = "
-                '"keep" (it is not sent, and the server keeps what it began with), or take a model without'
-            )
+        require_trained(layout, self.section, "clipping does not bound")
 
     def _trained(self, layout: Layout, rows: Array) -> Array:
-        """``rows`` [B, D] with zeros where a field is not trained."""
+        """``rows`` [B, D] with zeros where a field is not trained, which must be allowed."""
         self.require_layout(layout)
-        if layout.only_weights:
-            return rows
-        return np.where(layout.mask("weight"), rows, np.float32(0.0))
+        return trained_only(layout, rows)
 
     def release(
         self, total: Sum, layout: Layout, randomness: Randomness, threshold: float | None = None
@@ -100,7 +93,9 @@ class _Clipping(Unprotected):
         released.most_steps = 0
         return released
 
-    def _clip(self, layout: Layout, rows: Array, clip: float) -> tuple[Array, Flags]:
+    def _clipped(self, layout: Layout, vectors: Array, clip: float) -> tuple[Array, Flags]:
+        """What is trained of ``vectors`` [B, D], clipped, and which were longer."""
+        rows = self._trained(layout, vectors)
         return clip_rows(rows, parts_of(layout, clip, self.norm, self.section.per_layer), self.norm)
 
 
@@ -128,8 +123,8 @@ class LocalNoise(_Clipping):
         """The clipped and noised differences; of "weights" what is clipped is ``start`` + difference, and the server,
         which knows ``start``, gets the noised weights less it."""
         whole = self.section.protects == "weights"
-        rows = self._trained(layout, start + vectors[VECTOR] if whole else vectors[VECTOR])
-        clipped, beyond = self._clip(layout, rows, self.section.clip)
+        rows = start + vectors[VECTOR] if whole else vectors[VECTOR]
+        clipped, beyond = self._clipped(layout, rows, self.section.clip)
         add = add_laplace if self.norm == "l1" else add_gaussian
         noised = np.stack(
             [add(row, self.scale, source) for row, source in zip(clipped, randomness, strict=True)]
@@ -182,8 +177,7 @@ class CentralNoise(_FixedDivisor):
         threshold: float | None = None,
     ) -> Reported:
         """The clipped differences; with an adaptive clip, which is the ``threshold``, a bit: whether it was within."""
-        rows = self._trained(layout, vectors[VECTOR])
-        clipped, beyond = self._clip(layout, rows, self._inner(layout, threshold))
+        clipped, beyond = self._clipped(layout, vectors[VECTOR], self._inner(layout, threshold))
         bits = (~beyond).astype(np.int8) if self.answers else None
         return Reported({VECTOR: clipped}, bits, beyond)
 
@@ -192,8 +186,7 @@ class CentralNoise(_FixedDivisor):
         known here: whoever exceeds that one harms the model, nobody's privacy but its own."""
         if self.answers:
             return {VECTOR: self._trained(layout, vectors[VECTOR])}
-        rows = self._trained(layout, vectors[VECTOR])
-        return {VECTOR: self._clip(layout, rows, self._inner(layout, None))[0]}
+        return {VECTOR: self._clipped(layout, vectors[VECTOR], self._inner(layout, None))[0]}
 
     def require_layout(self, layout: Layout) -> None:
         """Refuse a clip that rounding may exceed, too."""
@@ -284,8 +277,7 @@ class DistributedNoise(_FixedDivisor):
         threshold: float | None = None,
     ) -> Reported:
         """The clipped differences, each a whole number of steps."""
-        rows = self._trained(layout, vectors[VECTOR])
-        clipped, beyond = self._clip(layout, rows, self.section.clip)
+        clipped, beyond = self._clipped(layout, vectors[VECTOR], self.section.clip)
         bound, places = self.noise(layout).norm, np.flatnonzero(layout.mask("weight"))
         rounded = np.zeros_like(clipped)
         for row, into, source in zip(clipped, rounded, randomness, strict=True):

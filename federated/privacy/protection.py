@@ -173,3 +173,21 @@ def report_update(
     reported = protection.report(rows, layout, [randomness], start, threshold)
     bit = None if reported.bits is None else int(reported.bits[0])
     return Update({name: vector[0] for name, vector in reported.vectors.items()}, 1, 1, 0.0, bit)
+
+
+def require_trained(layout: Layout, section: PrivacySection, cannot: str) -> None:
+    """Raise ValueError for a field that is not trained, unless the job says what becomes of it; ``cannot``: what the
+    mechanism does not do to one."""
+    other = [field for field in layout.fields if field.kind != "weight"]
+    if other and section.statistics == "refuse":
+        raise ValueError(
+            f"{other[0].name} is a {other[0].kind}, which {cannot}: set privacy.statistics = "
+            '"keep" (it is not sent, and the server keeps what it began with), or take a model without'
+        )
+
+
+def trained_only(layout: Layout, rows: Array) -> Array:
+    """``rows`` [B, D] with zeros where a field is not trained."""
+    if layout.only_weights:
+        return rows
+    return np.where(layout.mask("weight"), rows, np.float32(0.0))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from federated.layout import Layout
 from federated.privacy.budget import affordable_reports
-from federated.privacy.protection import Reported, Unprotected
+from federated.privacy.protection import Reported, Unprotected, require_trained, trained_only
 from federated.privacy.randomness import Randomness
 from federated.privacy.section import PrivacySection
 from federated.privacy.signds.plan import LARGEST_DIMENSION
@@ -41,12 +41,7 @@ class SignDS(Unprotected):
     def require_layout(self, layout: Layout) -> None:
         """Raise ValueError for a model whose updates cannot be reported: it is too small, or has fields that are not
         trained and the job does not say what becomes of them."""
-        other = [f for f in layout.fields if f.kind != "weight"]
-        if other and self.section.statistics == "refuse":
-            raise ValueError(
-                f"{other[0].name} is a {other[0].kind}, which SignDS does not report: set privacy.statistics = "
-                '"keep" (the server keeps what it began with), or take a model without'
-            )
+        require_trained(layout, self.section, "SignDS does not report")
         reports_of(self.section).plan(layout.size)
 
     @property
@@ -67,9 +62,7 @@ class SignDS(Unprotected):
         if set(vectors) != {"difference"} or threshold is None:
             raise ValueError(f"SignDS reports the difference against a threshold, not {sorted(vectors)}")
         self.require_layout(layout)
-        differences = vectors["difference"]
-        if not layout.only_weights:
-            differences = np.where(layout.mask("weight"), differences, np.float32(0.0))
+        differences = trained_only(layout, vectors["difference"])
         plan = reports_of(self.section).plan(layout.size)
         selected = select(plan, differences, randomness)
         reports = np.zeros_like(differences)
