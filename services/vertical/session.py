@@ -38,7 +38,7 @@ MOST_TURNS_BACK: Final = 3
 MOST_BEGINNINGS: Final = 200
 """How often a peer's process may be started again without a new checkpoint."""
 MOST_BOOTS: Final = 16
-UNHEARD_S: Final = 5.0
+UNHEARD_S: Final = 30.0
 """Who was not heard for so long could not be seen to move."""
 Phase = Literal["gathering", "running", "done", "failed"]
 
