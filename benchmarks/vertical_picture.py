@@ -3,7 +3,7 @@ common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.report import Row
 from benchmarks.vertical_transfer import Curve
+from federated.vertical.transfer.curve import Point
 
 UNIT: Final = "AUC"
 _END: Final = ": AUC"
@@ -61,12 +62,20 @@ def _jobs(axes: Any, found: Sequence[Row]) -> None:
 def _curves(axes: Any, curves: Sequence[Curve]) -> None:
     for curve, colour in zip(curves, ("tab:blue", "tab:orange", "tab:green"), strict=False):
         shares = [100 * points[0].share for points in curve.points]
-        ours = [float(np.median([point.transfer for point in points])) for points in curve.points]
-        alone = [float(np.median([point.best_alone for point in points])) for points in curve.points]
-        axes.plot(shares, ours, color=colour, marker="D", markersize=4, label=f"{curve.name}: transfer")
-        axes.plot(
-            shares, alone, color=colour, marker="o", markersize=4, linestyle=":", label="host alone, best"
+        kinds: tuple[tuple[str, str, str, Callable[[Point], float]], ...] = (
+            (f"{curve.name}: transfer", "D", "-", lambda point: point.transfer),
+            ("stacked with the host's own", "s", "--", lambda point: point.stacked),
+            ("host alone, best", "o", ":", lambda point: point.best_alone),
         )
+        for label, marker, line, of in kinds:
+            reached = np.array([[of(point) for point in points] for points in curve.points])
+            middle = np.median(reached, axis=1)
+            # From the worst seed to the best.
+            spread = np.abs(np.stack([reached.min(axis=1), reached.max(axis=1)]) - middle)
+            axes.errorbar(
+                shares, middle, spread, color=colour, marker=marker, markersize=4, linestyle=line,
+                capsize=2, elinewidth=0.7, label=label,
+            )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlabel("% of the guest's users common (log scale)")
     axes.set_ylabel("AUC over the host's other users")

@@ -155,7 +155,8 @@ class TestAnswers:
 def points(share: float, *aucs: tuple[float, float]) -> tuple[Point, ...]:
     """A seed each: the transfer's AUC and that of the host's regression."""
     return tuple(
-        Point(share, 98, 1.0, ours, {"logistic": alone, "boosting": alone - 0.1}) for ours, alone in aucs
+        Point(share, 98, 1.0, ours, {"logistic": alone, "boosting": alone - 0.1}, (ours + alone) / 2)
+        for ours, alone in aucs
     )
 
 
@@ -164,8 +165,9 @@ class TestTransfer:
         above, below = points(0.01, (0.7, 0.6), (0.8, 0.7)), points(0.01, (0.7, 0.6), (0.69, 0.7))
         for found, met in ((above, True), (below, False)):
             learned = Learned((Curve(vertical_transfer.LATENT, (found, points(0.05, (0.7, 0.8)))),))
-            one, five = vertical_transfer.rows(learned)
+            one, stacked, five, _ = vertical_transfer.rows(learned)
             assert one.met is met
+            assert (stacked.aim, stacked.met) == (None, None)
             assert (five.aim, five.met) == (None, None)
             assert five.ratio == pytest.approx(0.875)
             assert "logistic" in str(one.peer_name)

@@ -134,23 +134,23 @@ def test_a_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
 class TestAtLength:
     @pytest.mark.parametrize("victim", ROLES)
     def test_split(self, tmp_path: Path, victim: str) -> None:
-        check_split(tmp_path, victim, {"epochs": 100, "batch": 20}, 400, 20)
+        check_split(tmp_path, victim, {"epochs": 60, "batch": 40}, 400, 5)
 
     @pytest.mark.parametrize("victim", ROLES)
     def test_transfer(self, tmp_path: Path, victim: str) -> None:
-        check_transfer(tmp_path, victim, {"steps": 120, "every": 10}, 300, 30)
+        check_transfer(tmp_path, victim, {"steps": 60, "every": 5}, 300, 12)
 
     @pytest.mark.parametrize("victim", ROLES)
     def test_split_with_noise_is_as_good(self, tmp_path: Path, victim: str) -> None:
         """What is drawn again is other noise: the network is another one, and scores like it."""
         job = Job(tmp_path, "split", {"epochs": 60, "batch": 100, "noise": 0.5}, 600, 0.3)
-        reports = job.killed(victim, 10)
+        reports = job.killed(victim, 5)
         assert reports["bank"]["figures"]["test auc"] > 0.7
         assert job.parts() != job.undisturbed()
 
     def test_transfer_scores_customers_of_the_host_alone(self, tmp_path: Path) -> None:
-        job = Job(tmp_path, "transfer", {"steps": 100, "every": 10, "rate": 0.2}, 300, 0.0)
-        job.killed("shop", 30)
+        job = Job(tmp_path, "transfer", {"every": 5}, 300, 0.0)
+        job.killed("shop", 12)
         parts = {name: load(body) for name, body in job.parts().items()}
         guest, host = parts["bank"], parts["shop"]
         assert isinstance(guest, GuestModel)
