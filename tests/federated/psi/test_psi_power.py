@@ -162,6 +162,7 @@ class TestOpenssl:
     def test_a_number_beyond_the_modulus(self) -> None:
         width = key().public.width
         with library().opened(key().to_bytes(), width) as raised:
+            assert library()._reasons() == "OpenSSL gives no reason"
             with pytest.raises(LibcryptoFailed, match="data too large for modulus"):
                 raised(key().public.n.to_bytes(width))
             # Nothing is left for who asks next, and the context goes on.
