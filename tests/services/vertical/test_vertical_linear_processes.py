@@ -68,3 +68,30 @@ def test_a_killed_party_comes_back_and_the_weights_are_those_in_the_clear(
         one for one in reports["keeper"]["received"] if one["kind"] == "masked" and one["from"] != victim
     ]
     assert all(one["messages"] < 3 * (EPOCHS + 3) for one in masked)
+
+
+@pytest.mark.parametrize("victim", ["shop", "keeper"])
+def test_an_alignment_goes_on_after_any_party_was_killed(tmp_path: Path, victim: str) -> None:
+    """Of 120 chunks of one id each some 60 are done: the keeper, who takes no part in them, has their checkpoints."""
+    files, _, _ = files_of(tmp_path)
+    for file in files.values():
+        aligned = (
+            file.read_text().replace('align = "none"', 'align = "psi"').replace("epochs = 15", "epochs = 2")
+        )
+        file.write_text(f"{aligned}[job.psi]\nchunk = 1\n")
+    running = {name: PartyProcess(file) for name, file in files.items()}
+    try:
+        while (line := running["bank"].until("done"))["done"] < ROWS // 2:
+            assert line["what"] == "chunks of ids"
+        running[victim].kill()
+        time.sleep(0.3)
+        running[victim] = PartyProcess(files[victim])
+        reports = {name: one.until("report")["report"] for name, one in running.items()}
+    finally:
+        for one in running.values():
+            one.kill() if one.process.poll() is None else one.close()
+    assert reports["bank"]["attempts"] == 2
+    sent = {one["kind"]: one["messages"] for one in reports["bank"]["sent"] if one["to"] == "shop"}
+    assert sent["psi.hello"] == 1
+    assert sent["psi.masked"] < ROWS + ROWS // 2
+    assert {report["figures"]["epochs"] for report in reports.values()} == {2}
