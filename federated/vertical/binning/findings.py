@@ -18,7 +18,7 @@ from federated.vertical.binning.columns import Columns, Cut
 from federated.vertical.binning.evidence import Evidence
 from federated.vertical.binning.telling import Told
 
-TITLE: Final = "Columns by information value"
+TITLE: Final = "Columns by IV"
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
