@@ -14,6 +14,7 @@ def make(options: TransferOptions, setup: Setup) -> Make:
     from federated.vertical.transfer import roles
 
     roles.own_table(setup)
+    roles.check_trials(options, setup)
     return by_role(options, setup, {"guest": roles.guest, "host": roles.host})
 
 
@@ -38,6 +39,9 @@ KIND: Final = Kind(
         "sums": "the receiver's own gradient over all common rows, with the key holder's noise; over many steps these "
         "are many sums of the same rows, and what they tell together is not bounded. Whoever departs from the protocol "
         "gets as many other sums of the peer's vectors instead",
+        "vectors": "where there are gammas, for each of them the host's vectors of a quarter of the common rows: as a "
+        "joint answer for these rows",
+        "gamma": "which of the gammas the guest's labels are for",
     },
     load=load,
 )

@@ -3,14 +3,19 @@
     first        both ways   ``features``: how many the sender has; then ``keys``: a public key, and keys of rotations
     each step    both ways   ``matrix``, then ``masked``, then ``sums``
     each ``every`` steps     a checkpoint at both
+    after each of ``gammas`` host ► guest   ``vectors`` of the quarter of rows that it was not trained on
+    before the last training guest ► host   ``gamma``: which one
 
-A restart draws new keys; none is ever written down.
+Labels of checkpoints: trial t is at t·(steps + 1), and at as much more as it has taken steps; the last training is one
+more. A restart draws new keys; none is ever written down.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +36,22 @@ from federated.vertical.parties import (
 )
 from federated.vertical.tables import MOST_COLUMNS, Table
 from federated.vertical.transfer.model import GuestModel, HostModel, inputs_of
-from federated.vertical.transfer.options import TransferOptions
+from federated.vertical.transfer.options import MOST_GAMMAS, TransferOptions
 from federated.vertical.transfer.sealed import Owner, Plan, Weigher
 from federated.vertical.transfer.sides import GuestSide, HostSide, first_weights
-from federated.vertical.wire import Int, pack, unpack
+from federated.vertical.wire import Arr, Bytes, Expected, Int, pack, unpack
+from models.metrics import auc
 
 Values = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+PART: Final = 4
+"""One in so many common rows is what ``gammas`` are chosen by."""
+_STATE: Final[dict[str, Expected]] = {
+    "trial": Int(0, MOST_GAMMAS),
+    "reached": Arr("<f8", (None,), MOST_GAMMAS),
+    "side": Bytes(2**31),
+}
 
 
 def drawn_seed(draw: Draw) -> int:
@@ -56,6 +71,17 @@ def own_table(setup: Setup) -> Table:
         if len(np.unique(all_labels(setup))) != 2:
             raise ValueError("labels of a transfer are of two values")
     return table
+
+
+def check_trials(options: TransferOptions, setup: Setup) -> None:
+    """Raise ValueError where ``gammas`` cannot be tried on the common rows."""
+    if not options.gammas:
+        return
+    kept, asked = _parts(setup)
+    table = own_table(setup)
+    check_rows(len(kept), len(table.names))
+    if table.labels is not None and len(np.unique(table.labels[asked])) != 2:
+        raise ValueError(f"the {len(asked)} common rows that gammas would be chosen by are of one class")
 
 
 def check_rows(rows: int, features: int) -> None:
@@ -94,9 +120,30 @@ def guest(
     options: TransferOptions, setup: Setup, state: bytes | None, draw: Draw = os.urandom
 ) -> Role[PartResult]:
     """The party with the labels."""
+    peer, course = setup.one("host"), _Course.of(state)
+    parts = _parts(setup)
+    while course.trial < len(options.gammas):
+        given = replace(options, gamma=options.gammas[course.trial])
+        scaling, side = guest_side(given, _taken(setup, parts[0]), drawn_seed(draw))
+        yield from _train(side, peer, course, draw)
+        asked = _taken(setup, parts[1]).table
+        assert asked is not None
+        assert asked.labels is not None
+        shown = unpack(
+            (yield from receive(peer, "vectors")),
+            peer,
+            {"vectors": Arr("<f8", (len(asked), options.hidden))},
+        )
+        model = GuestModel(scaling, side.weights, side.phi(), peer)
+        scores = model.combine(asked.features, {peer: shown["vectors"]})
+        reached = auc((asked.labels == all_labels(setup).max()).astype(np.float64), scores)
+        yield from course.ended(options, reached)
+    if options.gammas:
+        place = int(np.argmax(course.reached))
+        yield Send(peer, "gamma", pack({"place": place}))
+        options = replace(options, gamma=options.gammas[place])
     scaling, side = guest_side(options, setup, drawn_seed(draw))
-    peer = setup.one("host")
-    figures = yield from _train(side, peer, state, draw)
+    figures = yield from _train(side, peer, course, draw)
     model = GuestModel(scaling, side.weights, side.phi(), peer)
     return PartResult(figures, model.dump())
 
@@ -105,17 +152,74 @@ def host(
     options: TransferOptions, setup: Setup, state: bytes | None, draw: Draw = os.urandom
 ) -> Role[PartResult]:
     """The party whose customers are to be scored."""
+    peer, course = setup.one("guest"), _Course.of(state)
+    parts = _parts(setup)
+    while course.trial < len(options.gammas):
+        given = replace(options, gamma=options.gammas[course.trial])
+        scaling, side = host_side(given, _taken(setup, parts[0]), drawn_seed(draw))
+        yield from _train(side, peer, course, draw)
+        asked = _taken(setup, parts[1]).table
+        assert asked is not None
+        shown = HostModel(scaling, side.weights).partial(asked.features)
+        yield Send(peer, "vectors", pack({"vectors": shown}))
+        yield from course.ended(options, 0.0)
+    if options.gammas:
+        body = yield from receive(peer, "gamma")
+        place: int = unpack(body, peer, {"place": Int(0, len(options.gammas) - 1)})["place"]
+        options = replace(options, gamma=options.gammas[place])
     scaling, side = host_side(options, setup, drawn_seed(draw))
-    figures = yield from _train(side, setup.one("guest"), state, draw)
+    figures = yield from _train(side, peer, course, draw)
     return PartResult(figures, HostModel(scaling, side.weights).dump())
 
 
+@dataclass(slots=True)
+class _Course:
+    """Where a party is in its trainings. ``reached``: AUC of each trial that is over, at the guest. ``side``: the state
+    of the training that is under way, empty where it has not begun."""
+
+    trial: int = 0
+    reached: list[float] = field(default_factory=list)
+    side: bytes = b""
+
+    @classmethod
+    def of(cls, state: bytes | None) -> _Course:
+        """Raises PeerFault (of ``this checkpoint``)."""
+        if state is None:
+            return cls()
+        fields = unpack(state, "this checkpoint", _STATE)
+        return cls(fields["trial"], fields["reached"].tolist(), fields["side"])
+
+    def label(self, options: TransferOptions, step: int) -> int:
+        return self.trial * (options.steps + 1) + step
+
+    def state(self, side: bytes) -> bytes:
+        return pack({"trial": self.trial, "reached": np.array(self.reached, np.float64), "side": side})
+
+    def ended(self, options: TransferOptions, reached: float) -> Generator[Effect, Incoming | None, None]:
+        """A trial is over."""
+        self.trial, self.side = self.trial + 1, b""
+        self.reached.append(reached)
+        yield Checkpoint(self.label(options, 0), self.state(b""))
+
+
+def _parts(setup: Setup) -> tuple[Integers, Integers]:
+    """Common rows to train on in trials, and to choose by: the same at both parties, by what both know."""
+    order = np.random.default_rng([setup.seed, setup.rows]).permutation(setup.rows).astype(np.int64)
+    asked, kept = np.split(order, [setup.rows // PART])
+    return np.sort(kept), np.sort(asked)
+
+
+def _taken(setup: Setup, rows: Integers) -> Setup:
+    assert setup.table is not None
+    return replace(setup, table=setup.table.take(rows), rows=len(rows))
+
+
 def _train(
-    side: GuestSide | HostSide, peer: str, state: bytes | None, draw: Draw
+    side: GuestSide | HostSide, peer: str, course: _Course, draw: Draw
 ) -> Generator[Effect, Incoming | None, dict[str, float | int | str]]:
     """All steps that are left; figures to show."""
-    if state is not None:
-        side.restore(state)
+    if course.side:
+        side.restore(course.side)
     options, features = side.options, len(side.weights) - 1
     own = Plan(options, side.common, features)
     if side.step < options.steps:
@@ -137,9 +241,10 @@ def _train(
         yield Send(peer, "sums", owner.answer((yield from receive(peer, "masked"))))
         sums = weigher.sums((yield from receive(peer, "sums")), mask)
         side.move((sums + near) / side.common)
-        yield Progress(side.step, options.steps, "steps")
+        whole = (len(options.gammas) + 1) * options.steps
+        yield Progress(course.trial * options.steps + side.step, whole, "steps")
         if side.step % options.every == 0 or side.step == options.steps:
-            yield Checkpoint(side.step, side.state())
+            yield Checkpoint(course.label(options, side.step), course.state(side.state()))
     return _figures(side, own)
 
 
@@ -153,6 +258,7 @@ def _features(options: TransferOptions, setup: Setup, rest: bool) -> tuple[Scali
 def _figures(side: GuestSide | HostSide, plan: Plan) -> dict[str, float | int | str]:
     found: dict[str, float | int | str] = {
         "steps": side.step,
+        "gamma": side.options.gamma,
         "common rows": side.common,
         "rows learned from": len(side.features),
     }

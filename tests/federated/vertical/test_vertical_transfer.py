@@ -20,7 +20,7 @@ from federated.vertical.pipeline import Alignment, joint
 from federated.vertical.tables import Table
 from federated.vertical.transfer import roles
 from federated.vertical.transfer.kind import KIND
-from federated.vertical.transfer.model import GuestModel, HostModel, load
+from federated.vertical.transfer.model import GuestModel, HostModel, inputs_of, load
 from federated.vertical.transfer.options import TransferOptions
 from federated.vertical.transfer.sealed import FLAT, TERM_SCALE, Plan
 from federated.vertical.transfer.sides import GuestSide, HostSide, Side
@@ -124,7 +124,7 @@ class TestTraining:
         for name, side, start in zip(given, (guest, host), starts, strict=True):
             assert np.abs(side.weights - start).max() > 20 * stated
             assert np.abs(weights(outcome, name) - side.weights).max() < stated
-        assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen)
+        assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen) - {"vectors", "gamma"}
 
     @pytest.mark.slow
     @pytest.mark.parametrize("noise", [1e-7, TransferOptions().noise])
@@ -166,6 +166,56 @@ class TestTraining:
         # At the last label nothing is left to do, and nothing is said.
         done = {name: kept[4] for name, kept in whole.checkpoints.items()}
         assert not run(SMALL, given, done, label=4).transcript.messages
+
+    def test_gamma_is_chosen_by_rows_that_no_trial_saw(self) -> None:
+        given = setups(rows=60)
+        options = replace(SMALL, gammas=(0.1, 5.0), noise=1e-6)
+        outcome = run(options, given)
+        assert {one.kind for one in outcome.transcript.messages} == set(KIND.seen)
+        # Initial weights are those of one seed in every trial here: the trials can be done again in the clear.
+        kept, asked = roles._parts(given["host"])
+        assert (len(kept), len(asked)) == (45, 15)
+        own, other = given["guest"].table, given["host"].table
+        assert own is not None
+        assert own.labels is not None
+        assert other is not None
+        reached = []
+        for gamma in options.gammas:
+            parts = {name: roles._taken(one, kept) for name, one in given.items()}
+            guest, host = sides(replace(SMALL, gamma=gamma), parts)
+            train_plain(guest, host)
+            scaling, _ = roles.host_side(SMALL, parts["host"], 0)
+            shown = np.tanh(inputs_of(scaling, other.features[asked]) @ host.weights)
+            reached.append(auc(own.labels[asked], shown @ guest.phi()))
+        best = options.gammas[int(np.argmax(reached))]
+        assert {one.figures["gamma"] for one in outcome.results.values()} == {best}
+        # Afterwards the chosen one learns from all rows.
+        guest, host = sides(replace(SMALL, gamma=best), given)
+        train_plain(guest, host)
+        assert np.abs(weights(outcome, "host") - host.weights).max() < 1e-4
+        # From anywhere, also between two trainings, it goes on to the same end.
+        labels_of = list(outcome.checkpoints["guest"])
+        assert labels_of == list(outcome.checkpoints["host"]) == [2, 4, 5, 7, 9, 10, 12, 14]
+        for label in (4, 5, 9, 10, 12):
+            states = {name: one[label] for name, one in outcome.checkpoints.items()}
+            resumed = run(options, given, states, label=label)
+            assert resumed.results["guest"].figures["gamma"] == best
+            assert np.abs(weights(resumed, "host") - host.weights).max() < 1e-4
+
+    def test_trials_that_cannot_be(self) -> None:
+        given = setups(rows=12, columns=8)
+        options = replace(SMALL, gammas=(0.1,))
+        with pytest.raises(ValueError, match="9 common rows with 8 features"):
+            KIND.make(options, given["host"])
+        table = setups(rows=60)["guest"].table
+        assert table is not None
+        assert table.labels is not None
+        asked = roles._parts(setups(rows=60)["guest"])[1]
+        table.labels[asked] = 1.0
+        with pytest.raises(
+            ValueError, match="15 common rows that gammas would be chosen by are of one class"
+        ):
+            KIND.make(options, replace(setups(rows=60)["guest"], table=table))
 
     def test_several_chunks_are_one_answer(self) -> None:
         """More rows than a ciphertext holds."""
@@ -246,6 +296,8 @@ class TestPeers:
             ("masked", pack({"terms": [b"none"] * 2}), "malformed"),
             ("sums", pack({"sums": np.zeros((1, 2, 4), np.uint64)}), "malformed"),
             ("sums", pack({"sums": np.full((1, 2, 512), 2**60, np.uint64)}), "malformed"),
+            ("vectors", pack({"vectors": np.full((7, 4), 2.0)}), "malformed"),
+            ("vectors", pack({"vectors": np.full((7, 4), np.nan)}), "malformed"),
         ],
     )
     def test_what_no_honest_party_sends(self, kind: str, body: bytes, rule: str) -> None:
@@ -254,7 +306,7 @@ class TestPeers:
             return [(sent.kind, body if sent.kind == kind and sent.sender == "host" else sent.body)]
 
         with pytest.raises(PeerFault, match=f"host: {rule}"):
-            run(SMALL, setups(), twist=twist)
+            run(replace(SMALL, gammas=(1.0,)), setups(), twist=twist)
 
     def test_ciphertexts_mixed_up_are_noticed_or_only_spoil(self) -> None:
         """Sums of other masks than one's own are of their size."""
@@ -293,7 +345,13 @@ class TestPeers:
 
     @pytest.mark.parametrize(
         ("given", "told"),
-        [({"steps": 0}, "steps is 0"), ({"gamma": -1.0}, "gamma"), ({"noise": 0.0}, "noise")],
+        [
+            ({"steps": 0}, "steps is 0"),
+            ({"gammas": (-1.0,)}, "gammas are"),
+            ({"gammas": (1.0,) * 17}, "at most 16"),
+            ({"gamma": -1.0}, "gamma"),
+            ({"noise": 0.0}, "noise"),
+        ],
     )
     def test_options_that_cannot_be(self, given: dict[str, Any], told: str) -> None:
         with pytest.raises(ValueError, match=told):
