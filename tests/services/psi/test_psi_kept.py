@@ -8,11 +8,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from federated.vertical.parties import PeerFault
+from federated.psi.kind import PsiOptions, make
+from federated.psi.limits import Ledger
+from federated.psi.own import Own
+from federated.vertical.kinds import Setup
+from federated.vertical.parties import Outcome, PartResult, PeerFault, run_local
+from federated.vertical.tables import Table
 from services.psi.budget import FileBudget
+from services.psi.disk import DiskFolder
 from services.psi.kept import FileCache, KeptFolder
 from services.vertical.store import StateDamaged, StateNotKept
 from tests.support.vertical import ROOT
@@ -125,3 +133,61 @@ class TestFileBudget:
         (tmp_path / "asked").write_bytes(body if name != "asked" else body[:-1] + b"!")
         with pytest.raises(StateDamaged, match="not known what peers asked"):
             budget.spend("bank", 1)
+
+
+def test_what_is_kept_spares_the_next_unbalanced_run(tmp_path: Path) -> None:
+    """The owner's set is prepared once, and its filter travels once; another set is prepared anew, and travels."""
+    parties = {"bank": "guest", "shop": "host"}
+    owns = {name: Own(kept=KeptFolder(tmp_path / name)) for name in parties}
+
+    def run(large: range) -> Outcome[PartResult]:
+        ids = {"bank": range(5, 12), "shop": large}
+        roles = {}
+        for name, numbers in ids.items():
+            table = Table(tuple(map(str, numbers)), np.zeros((len(numbers), 0)), (), None)
+            roles[name] = make(PsiOptions("unbalanced"), Setup(name, parties, table, 0), owns[name])(None)
+        outcome = run_local(roles)
+        common = sorted(str(one) for one in {*ids["bank"]} & {*large})
+        for name, numbers in ids.items():
+            rows = outcome.results[name].rows
+            assert rows is not None
+            assert [str(numbers[row]) for row in rows.tolist()] == common
+        return outcome
+
+    def filters(outcome: Outcome[PartResult]) -> int:
+        return len(outcome.transcript.of(kind="psi.filter.piece"))
+
+    assert filters(run(range(50))) == 1
+    prepared = (tmp_path / "shop" / "prepared-30").read_bytes()
+    assert filters(run(range(50))) == 0
+    assert (tmp_path / "shop" / "prepared-30").read_bytes() == prepared
+    assert filters(run(range(8, 60))) == 1
+    assert (tmp_path / "shop" / "prepared-30").read_bytes() != prepared
+
+
+@pytest.mark.parametrize(
+    ("learns", "asked"), [("both", ["bank", "shop"]), ("guest", ["shop"]), ("host", ["bank"])]
+)
+@pytest.mark.parametrize("protocol", ["ecdh", "ot", "unbalanced"])
+def test_every_protocol_counts_what_a_peer_learns_from(protocol: Any, learns: Any, asked: list[str]) -> None:
+    """``asked``: the parties whose budget is spent: those whose peer learns something."""
+    parties = {"bank": "guest", "shop": "host"}
+    ledgers = {name: Ledger(100) for name in parties}
+    roles = {}
+    for name, numbers in (("bank", range(7)), ("shop", range(3, 20))):
+        table = Table(tuple(map(str, numbers)), np.zeros((len(numbers), 0)), (), None)
+        own = Own(budget=ledgers[name])
+        options = PsiOptions(protocol, learns=learns)
+        roles[name] = make(options, Setup(name, parties, table, 0), own)(None)
+    run_local(roles)
+    spent = {"bank": {"shop": 17}, "shop": {"bank": 7}}
+    for name, ledger in ledgers.items():
+        assert ledger.as_mapping() == (spent[name] if name in asked else {})
+
+
+def test_what_holds_its_set_in_memory_is_refused_a_disk(tmp_path: Path) -> None:
+    table = Table(("1",), np.zeros((1, 0)), (), None)
+    setup = Setup("bank", {"bank": "guest", "shop": "host"}, table, 0)
+    own = Own(folder=lambda anew: DiskFolder(tmp_path))
+    with pytest.raises(ValueError, match="ot holds its set in memory; ecdh and rsa may have it on disk"):
+        make(PsiOptions("ot"), setup, own)
