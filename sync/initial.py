@@ -66,8 +66,12 @@ class InitialValues:
     def rows(self, keys: Keys) -> Rows:
         """The initial values of ``keys`` ``[N]``: float32 ``[N, dim]``."""
         rows = np.empty((len(keys), self._dim), np.float32)
-        self.fill_missing(keys, np.full(len(keys), -1, np.int32), rows)
+        self.fill(keys, rows)
         return rows
+
+    def fill(self, keys: Keys, rows: Rows) -> None:
+        """Write the initial values of ``keys`` ``[N]`` into ``rows`` ``[N, dim]``."""
+        self.fill_missing(keys, np.full(len(keys), -1, np.int32), rows)
 
     def fill_missing(self, keys: Keys, slots: Slots, rows: Rows) -> None:
         """Write into ``rows`` ``[N, dim]`` those whose slot ``[N]`` is negative; leave the others."""

@@ -477,8 +477,14 @@ class Table:
         slots = self._index.insert(keys)
         fresh, places = keys[first], slots[first]
         self.graves.exhume(fresh)
-        self._columns.state[places] = 0.0
-        _scatter(self._initial.rows(fresh), places, self._columns.values)
+        columns, start, end = self._columns, int(places[0]), int(places[0]) + len(places)
+        # New slots follow each other, unless freed ones are used again: then rows need not be made elsewhere first.
+        if places[-1] == end - 1 and bool((places[1:] > places[:-1]).all()):
+            columns.state[start:end] = 0.0
+            self._initial.fill(fresh, columns.values[start:end])
+        else:
+            columns.state[places] = 0.0
+            _scatter(self._initial.rows(fresh), places, columns.values)
         return slots
 
 
