@@ -31,7 +31,7 @@ class Sizes:
     sets: tuple[str, ...] = (LATENT, CREDIT)
     shares: tuple[float, ...] = (0.01, 0.05, 0.2)
     rows: int = 14_000
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     steps: int = TransferOptions().steps
 
 
