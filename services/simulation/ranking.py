@@ -55,7 +55,10 @@ def rank(federation: Federation, clients: Numbers, scores: Scores) -> Ranking | 
         found = scores(known)
         best = np.argsort(-found, axis=1, kind="stable")[:, :K]
         for row, label in enumerate(wanted):
-            ranked, relevant = best[row] if np.isfinite(found[row]).all() else best[row, :0], np.atleast_1d(label)
+            ranked, relevant = (
+                best[row] if np.isfinite(found[row]).all() else best[row, :0],
+                np.atleast_1d(label),
+            )
             recall.append(recall_at_k(ranked, relevant, K))
             ndcg.append(ndcg_at_k(ranked, relevant, K))
     return Ranking(float(np.mean(recall)), float(np.mean(ndcg))) if recall else None
