@@ -52,7 +52,7 @@ class Sizes:
 
 
 WHOLE: Final = Sizes()
-QUICK: Final = Sizes(rsa=3_000, ids=10_000, large=0, small=200, three=5_000, rounds=1, rsa_aim=None)
+QUICK: Final = Sizes(rsa=3_000, ids=10_000, large=0, small=200, three=2_000, rounds=1, rsa_aim=None)
 
 
 def run(quick: bool, console: Console) -> list[Row]:
