@@ -45,9 +45,10 @@ def register(
         ] = False,
     ) -> None:
         """Print the OpenAPI document of joint inference."""
-        from services.vertical.serving.openapi import PATH, rendered, write_openapi
+        from services.api.assembled import rendered, write_openapi
+        from services.vertical.serving.openapi import PATH, document
 
         if write:
-            print(f"{PATH} {'written' if write_openapi() else 'is as it was'}")
+            print(f"{PATH} {'written' if write_openapi(document(), PATH) else 'is as it was'}")
         else:
-            print(rendered(), end="")
+            print(rendered(document()), end="")

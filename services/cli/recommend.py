@@ -65,9 +65,10 @@ def openapi(
     ] = False,
 ) -> None:
     """Print the OpenAPI document."""
-    from services.api.openapi import PATH, rendered, write_openapi
+    from services.api.assembled import rendered, write_openapi
+    from services.api.openapi import PATH, document
 
     if not write:
-        print(rendered(), end="")
+        print(rendered(document()), end="")
         return
-    print(f"{PATH} {'written' if write_openapi() else 'is as it was'}")
+    print(f"{PATH} {'written' if write_openapi(document(), PATH) else 'is as it was'}")

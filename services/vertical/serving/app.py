@@ -11,15 +11,15 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, FastAPI
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from federated.psi.ids import IdRefused, IdRule
+from services.api.assembled import Assembled, problem_app, serving_document
 from services.api.bodies import Body, json_response
-from services.api.documents import Documented, Json
+from services.api.documents import Documented
 from services.api.gate import Gate
 from services.api.health import RETRY_AFTER_S, Dependency
 from services.api.problems import FieldProblem, Problem
@@ -218,34 +218,11 @@ def _rows(ids: Sequence[str], answer: Answer) -> list[Prediction]:
     return rows
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """The ASGI app to serve, and the FastAPI app inside it with its documented types."""
-
-    asgi: ASGIApp
-    fastapi: FastAPI
-    documented: Documented
-
-    def document(self) -> Json:
-        """The OpenAPI document."""
-        return self.documented.document(self.fastapi)
-
-
 def assemble(routes: PredictionRoutes, callers: Callers, metrics: ServingMetrics) -> Assembled:
     """All routes behind the gate: whoever has a key of scope read may ask."""
     documented = Documented()
-    app = FastAPI(
-        title="Headwater joint inference",
-        version=VERSION,
-        description=DESCRIPTION,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = problem_app("Headwater joint inference", VERSION, DESCRIPTION)
     app.include_router(routes.router(documented))
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(HTTPException, _http_problem)
     known = {_PATH, "/health/live", "/health/ready", "/metrics", "/openapi.json"}
 
     def admit(scope: Scope) -> None:
@@ -255,25 +232,4 @@ def assemble(routes: PredictionRoutes, callers: Callers, metrics: ServingMetrics
     def route_of(scope: Scope) -> str:
         return scope["path"] if scope["path"] in known else "other"
 
-    assembled = Assembled(Gate(app, {}, admit, metrics, route_of), app, documented)
-
-    async def openapi(request: Request) -> Response:
-        return json_response(assembled.document())
-
-    app.add_api_route("/openapi.json", openapi, methods=["GET"], include_in_schema=False)
-    return assembled
-
-
-async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return error.response(request.scope["request_id"])
-
-
-async def _http_problem(request: Request, error: Exception) -> Response:
-    """The router's own refusals."""
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    response = Problem(code).response(request.scope["request_id"])
-    if error.headers and "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
-    return response
+    return serving_document(app, documented, Gate(app, {}, admit, metrics, route_of))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -38,17 +37,3 @@ def document() -> Json:
             return assemble(routes, callers, metrics).document()
         finally:
             audit.close()
-
-
-def rendered() -> str:
-    """The document as text: sorted and indented, so that differences read well."""
-    return json.dumps(document(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def write_openapi(path: Path = PATH) -> bool:
-    """Write the document; tells whether the file changed."""
-    text = rendered()
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return False
-    path.write_text(text, encoding="utf-8")
-    return True
