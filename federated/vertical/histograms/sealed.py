@@ -32,6 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from tenseal import sealapi
 
+from federated.vertical import bfv
+from federated.vertical.bfv import ring_of
 from federated.vertical.ckks import restored, stored
 from federated.vertical.histograms.lanes import MOST_CIPHERTEXT, MOST_KEY, PLAIN, SLOTS, Bools, Ints, Lanes
 from federated.vertical.parties import Draw, PeerFault
@@ -43,53 +45,14 @@ OUTPUTS_A_TASK: Final = 8
 @lru_cache(maxsize=1)
 def context() -> sealapi.SEALContext:
     """The parameters, the same at every party. A peer has no say in them."""
-    chosen = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.BFV)
-    chosen.set_poly_modulus_degree(SLOTS)
-    chosen.set_coeff_modulus(sealapi.CoeffModulus.BFVDefault(SLOTS, sealapi.SEC_LEVEL_TYPE.TC128))
-    chosen.set_plain_modulus(sealapi.Modulus(PLAIN))
-    made = sealapi.SEALContext(chosen, True, sealapi.SEC_LEVEL_TYPE.TC128)
-    if not made.parameters_set():
-        raise ValueError(made.parameters_error_message())
-    return made
+    return ring_of(SLOTS, PLAIN, sealapi.CoeffModulus.BFVDefault(SLOTS, sealapi.SEC_LEVEL_TYPE.TC128))
 
 
-class KeyHolder:
-    """A fresh key, and what only its holder can do."""
+class KeyHolder(bfv.KeyHolder):
+    """A fresh key, and what only its holder can do: ``decrypt`` what ``masked_sums`` made."""
 
     def __init__(self) -> None:
-        generator = sealapi.KeyGenerator(context())
-        self._secret, public = generator.secret_key(), sealapi.PublicKey()
-        generator.create_public_key(public)
-        self.public = stored(public)
-        self._encryptor = sealapi.Encryptor(context(), self._secret)
-        self._decryptor = sealapi.Decryptor(context(), self._secret)
-        self._encoder = sealapi.BatchEncoder(context())
-
-    def encrypt(self, slots: Ints) -> list[bytes]:
-        """A ciphertext for each row of slots [m, SLOTS] in [0, PLAIN)."""
-        plain, cipher = sealapi.Plaintext(), sealapi.Ciphertext()
-        found: list[bytes] = []
-        for row in slots:
-            self._encoder.encode(row.tolist(), plain)
-            self._encryptor.encrypt_symmetric(plain, cipher)
-            found.append(stored(cipher))
-        return found
-
-    def decrypt(self, blobs: Sequence[bytes], sender: str) -> Ints:
-        """Slots [m, SLOTS] of what ``sender`` sent. Raises PeerFault for no ciphertext, or one too noisy to read."""
-        plain = sealapi.Plaintext()
-        slots = np.empty((len(blobs), SLOTS), np.int64)
-        for place, blob in enumerate(blobs):
-            cipher = read_ciphertext(blob, sender)
-            if self._decryptor.invariant_noise_budget(cipher) <= 0:
-                raise PeerFault(sender, "ciphertext", "it cannot be decrypted under this key")
-            self._decryptor.decrypt(cipher, plain)
-            slots[place] = self._encoder.decode_uint64(plain)
-        return slots
-
-    def budget(self, blob: bytes) -> int:
-        """Bits of noise that a ciphertext could still take."""
-        return self._decryptor.invariant_noise_budget(read_ciphertext(blob, "this party"))
+        super().__init__(context(), read_ciphertext)
 
 
 def read_ciphertext(blob: bytes, sender: str) -> sealapi.Ciphertext:

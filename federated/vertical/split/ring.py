@@ -18,7 +18,6 @@ holds against a holder who follows the protocol, since the term is made with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -26,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from tenseal import sealapi
 
+from federated.vertical import bfv
+from federated.vertical.bfv import ring_of
 from federated.vertical.ckks import restored, stored
 from federated.vertical.parties import Draw, PeerFault
 
@@ -49,14 +50,7 @@ Ints = npt.NDArray[np.int64]
 @lru_cache(maxsize=1)
 def context() -> sealapi.SEALContext:
     """The parameters, the same at every party. A peer has no say in them."""
-    chosen = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.BFV)
-    chosen.set_poly_modulus_degree(SLOTS)
-    chosen.set_coeff_modulus(sealapi.CoeffModulus.Create(SLOTS, list(PRIMES)))
-    chosen.set_plain_modulus(sealapi.Modulus(PLAIN))
-    made = sealapi.SEALContext(chosen, True, sealapi.SEC_LEVEL_TYPE.TC128)
-    if not made.parameters_set():
-        raise ValueError(made.parameters_error_message())
-    return made
+    return ring_of(SLOTS, PLAIN, sealapi.CoeffModulus.Create(SLOTS, list(PRIMES)))
 
 
 def uniform(draw: Draw, count: int) -> Ints:
@@ -95,43 +89,11 @@ def summed(numbers: Ints, axis: int) -> Ints:
     return numbers.squeeze(axis)
 
 
-class KeyHolder:
-    """A fresh key, and what only its holder can do."""
+class KeyHolder(bfv.KeyHolder):
+    """A fresh key, and what only its holder can do: ``decrypt`` what a ``Hider`` made."""
 
     def __init__(self) -> None:
-        generator = sealapi.KeyGenerator(context())
-        secret, public = generator.secret_key(), sealapi.PublicKey()
-        generator.create_public_key(public)
-        self.public = stored(public)
-        self._encryptor = sealapi.Encryptor(context(), secret)
-        self._decryptor = sealapi.Decryptor(context(), secret)
-        self._encoder = sealapi.BatchEncoder(context())
-
-    def encrypt(self, slots: Ints) -> list[bytes]:
-        """A ciphertext for each row of ``slots`` [m, SLOTS] of [0, PLAIN)."""
-        plain, cipher = sealapi.Plaintext(), sealapi.Ciphertext()
-        found: list[bytes] = []
-        for row in slots:
-            self._encoder.encode(row.tolist(), plain)
-            self._encryptor.encrypt_symmetric(plain, cipher)
-            found.append(stored(cipher))
-        return found
-
-    def decrypt(self, blobs: Sequence[bytes], sender: str) -> Ints:
-        """The slots [m, SLOTS] of what a ``Hider`` of ``sender`` made. Raises PeerFault for anything else."""
-        plain = sealapi.Plaintext()
-        found = np.empty((len(blobs), SLOTS), np.int64)
-        for place, blob in enumerate(blobs):
-            cipher = _read(blob, sender, answered=True)
-            if self._decryptor.invariant_noise_budget(cipher) <= 0:
-                raise PeerFault(sender, "ciphertext", "it cannot be decrypted under this key")
-            self._decryptor.decrypt(cipher, plain)
-            found[place] = self._encoder.decode_uint64(plain)
-        return found
-
-    def budget(self, blob: bytes, answered: bool = True) -> int:
-        """Bits of noise that a ciphertext could still take."""
-        return self._decryptor.invariant_noise_budget(_read(blob, "this party", answered))
+        super().__init__(context(), _read_answer)
 
 
 class Hider:
@@ -189,6 +151,10 @@ class Hider:
         self._encoder.encode(slots.tolist(), found)
         self._evaluator.transform_to_ntt_inplace(found, context().first_parms_id())
         return found
+
+
+def _read_answer(blob: bytes, sender: str) -> sealapi.Ciphertext:
+    return _read(blob, sender, answered=True)
 
 
 def _read(blob: bytes, sender: str, answered: bool) -> sealapi.Ciphertext:
