@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Final
 
+from federated.psi.agreement import confirm
 from federated.psi.group import (
     ELEMENT_BYTES,
     SCALAR_BYTES,
@@ -34,7 +35,6 @@ from federated.psi.terms import (
     Found,
     Terms,
     chunks,
-    confirm,
     found_ids,
     found_nothing,
     numbered,
@@ -84,7 +84,7 @@ def ecdh(
         secret = check_scalar(begun.held["secret"])
         folder.back_to(begun.held["folder"])
         charge_again(first, peer, terms, begun.session.theirs - begun.done * terms.chunk)
-    run = _Run(peer, begun, terms, first, secret, workers, folder)
+    run = _Run(peer, begun, terms, first, draw, secret, workers, folder)
     yield from run.rounds(begun.done)
     return (yield from run.result())
 
@@ -96,11 +96,13 @@ class _Run:
         begun: Begun,
         terms: Terms,
         first: bool,
+        draw: Draw,
         secret: bytes,
         workers: Workers,
         folder: Folder,
     ) -> None:
         self.peer, self.begun, self.terms = peer, begun, terms
+        self.first, self.draw = first, draw
         self.members, self.session = begun.members, begun.session
         self.secret, self.workers, self.folder = secret, workers, folder
         self.i_learn, self.peer_learns = terms.i_learn(first), terms.i_learn(not first)
@@ -158,7 +160,7 @@ class _Run:
             else:
                 found = Found(len(positions), None, None, self.session.mine, self.session.theirs)
         if self.i_learn and self.peer_learns:
-            yield from confirm(self.peer, self.session, found)
+            yield from confirm(self.peer, self.session, found, first=self.first, draw=self.draw)
         return found
 
     def exchange_sorted(self) -> Generator[Effect, Incoming | None, None]:

@@ -1,7 +1,8 @@
 """A pseudo-random function whose key one side has and whose input the other: F(x) = h(x, H(x)^k).
 
 Jarecki, Kiayias and Krawczyk (2014), on ristretto255: the asker sends H(x)^r, is answered H(x)^{rk}, takes r away. The
-owner of k sees a uniform element. One-more gap Diffie-Hellman, random oracles.
+owner of k sees elements that look uniform. Decisional Diffie-Hellman (r is that of a whole chunk) and, against the
+asker, one-more gap Diffie-Hellman; random oracles.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def ask(
     """F of ``ids``, chunk ``number`` of the asker's, under the key of each of ``peers``: [N, 16] by peer.
 
     All are asked at once and with one blinding, a new one for each chunk (Jarecki, Kiayias, Krawczyk and Xu 2017): what
-    they see together is still uniform. Raises PeerFault.
+    they see together still looks uniform. Raises PeerFault.
     """
     blinding = scalar(draw)
     asked = numbered(number, hash_and_raise(ids, _HASH, blinding, workers))

@@ -21,9 +21,10 @@ Rows = npt.NDArray[np.int64]
 
 
 def tag_bytes(mine: int, theirs: int) -> int:
-    """The length of tags so that no two different ones of ``mine`` x ``theirs`` pairs are equal, but with probability
-    2**-40: each pair is with probability 2**-8L, so 8L ≥ 40 + log2(mine · theirs) (a union bound over all pairs)."""
-    pairs = max(1, mine) * max(1, theirs)
+    """The length of tags so that no two different ones are equal, but with probability 2**-40, be they of two parties
+    (a false match) or of one (taken for a repeat): each pair is with probability 2**-8L, so 8L ≥ 40 + 2·log2 of the
+    larger set (a union bound over all pairs)."""
+    pairs = max(1, mine, theirs) ** 2
     return min(LONGEST_TAG, -(-(STATISTICAL_BITS + (pairs - 1).bit_length()) // 8))
 
 

@@ -21,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 import gmpy2
@@ -180,14 +181,21 @@ def _hashes(key: PublicKey, values: Sequence[bytes], purpose: bytes = b"id") -> 
     """H of each [N]."""
     base = hashlib.shake_256(_HASH + key.fingerprint() + len(purpose).to_bytes(1) + purpose)
     n, length = gmpy2.mpz(key.n), key.width + 16
-    numbers: list[int] = []
-    for value in values:
+
+    def drawn(value: bytes, turn: int) -> int:
         shake = base.copy()
         shake.update(value)
-        numbers.append(int.from_bytes(shake.digest(length)) % n)
-    if not _prime_to(n, numbers):  # as likely as guessing the factor
-        raise FaultySignature("a hash that shares a factor with the modulus")
-    return numbers
+        return int.from_bytes(shake.digest((turn + 1) * length)[turn * length :]) % n
+
+    numbers = [drawn(value, 0) for value in values]
+    if _prime_to(n, numbers):
+        return numbers
+    # As likely as guessing a factor, but for a dishonest modulus: it may have one little above 2**16 that divides the
+    # hash of an id it looks for. Neither a failure here nor a number that the factor divides may tell that we have it.
+    return [
+        next(number for turn in count() if gmpy2.gcd(number := drawn(value, turn), n) == 1)
+        for value in values
+    ]
 
 
 def _prime_to(n: int, numbers: Iterable[int]) -> bool:

@@ -29,6 +29,7 @@ from typing import Final
 
 import numpy as np
 
+from federated.psi.agreement import confirm
 from federated.psi.cardinality import count_common
 from federated.psi.function import answer, ask, owned
 from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
@@ -41,7 +42,6 @@ from federated.psi.terms import (
     Session,
     Terms,
     chunks,
-    confirm,
     found_ids,
     found_nothing,
     greet,
@@ -197,7 +197,7 @@ def _lead(
         for other in others:
             yield from tell_common(other, sessions[other], found)
         for other in others:
-            yield from confirm(other, sessions[other], found)
+            yield from confirm(other, sessions[other], found, first=True, draw=draw)
     return found
 
 
@@ -252,7 +252,7 @@ def _follow(
         told = unpack((yield from receive(leader, "psi.count")), leader, {"count": Int(0, most)})
         return Found(told["count"], None, None, session.mine, session.theirs)
     found = yield from told_common(leader, session, begun.members, ids)
-    yield from confirm(leader, session, found)
+    yield from confirm(leader, session, found, first=False, draw=draw)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from federated.psi.agreement import confirm
 from federated.psi.hashing import Rows, as_rows, system, tags
 from federated.psi.members import Arrange, Folder, MemoryFolder
 from federated.psi.pool import TagPool, common
@@ -43,7 +44,6 @@ from federated.psi.terms import (
     Found,
     Terms,
     chunks,
-    confirm,
     found_ids,
     found_nothing,
     numbered,
@@ -93,7 +93,7 @@ class MemoryCache:
     """A cache in memory, at most ``most`` signatures: the oldest go first."""
 
     most: int = 10_000_000
-    held: dict[bytes, bytes] = field(default_factory=dict)
+    held: dict[bytes, bytes] = field(default_factory=dict, repr=False)
 
     def get(self, ids: Sequence[bytes]) -> list[bytes | None]:
         """See ``SignatureCache``."""
@@ -183,7 +183,7 @@ def signer(
         return found_nothing(session)
     positions = yield from _named(peer, side)
     found = found_ids(side.members, positions, session)
-    yield from confirm(peer, session, found)
+    yield from confirm(peer, session, found, first=first, draw=draw)
     return found
 
 
@@ -234,7 +234,7 @@ def asker(
     if terms.learns == "both":
         named = common(theirs, side.pool)  # positions in the signer's order, which is a secret one
         yield Send(peer, "psi.common", pack({"positions": np.ascontiguousarray(named)}))
-        yield from confirm(peer, session, found)
+        yield from confirm(peer, session, found, first=first, draw=draw)
     return found
 
 

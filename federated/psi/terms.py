@@ -173,14 +173,6 @@ def found_nothing(session: Session) -> Found:
     return Found(None, None, None, session.mine, session.theirs)
 
 
-def confirm(peer: str, session: Session, found: Found) -> Step:
-    """Both have a result: is it the same? Only a digest travels, of what both know. Raises PeerFault."""
-    digest = list_digest(session.key, [str(found.count).encode()] if found.ids is None else found.ids)
-    yield Send(peer, "psi.result", digest)
-    if (yield from receive(peer, "psi.result")) != digest:
-        raise PeerFault(peer, "result", "found another intersection")
-
-
 def tell_common(peer: str, session: Session, found: Found) -> Step:
     """Tell a peer which of its ids are common, by hashes of them under the session's key, in rising order."""
     assert found.ids is not None

@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from federated.psi.agreement import confirm
 from federated.psi.cuckoo import HASHES, bins_for, build, places
 from federated.psi.hashing import Rows, Tags, as_rows, keys_of, matches, repeats, system
 from federated.psi.members import Arrange
@@ -34,7 +35,6 @@ from federated.psi.terms import (
     Session,
     Terms,
     chunks,
-    confirm,
     found_ids,
     found_nothing,
     numbered,
@@ -70,11 +70,11 @@ def transfers(
     role, fields = (_asker, _ASKER) if asks(first, terms) else (_owner, _OWNER)
     begun = yield from begin(first, peer, "ot", terms, arrange, draw, state, fields)
     ids = [one for part in begun.members.chunks(terms.chunk) for one in part]
-    return (yield from role(peer, begun, ids, terms, draw))
+    return (yield from role(peer, begun, ids, terms, first, draw))
 
 
 def _asker(
-    peer: str, begun: Begun, ids: list[bytes], terms: Terms, draw: Draw
+    peer: str, begun: Begun, ids: list[bytes], terms: Terms, first: bool, draw: Draw
 ) -> Generator[Effect, Incoming | None, Found]:
     session = begun.session
     if begun.anew:
@@ -94,7 +94,7 @@ def _asker(
     found = found_ids(begun.members, np.sort(np.concatenate(common)), session)
     if terms.learns == "both":
         yield from tell_common(peer, session, found)
-        yield from confirm(peer, session, found)
+        yield from confirm(peer, session, found, first=first, draw=draw)
     return found
 
 
@@ -114,7 +114,7 @@ def _evaluated(
 
 
 def _owner(
-    peer: str, begun: Begun, ids: list[bytes], terms: Terms, draw: Draw
+    peer: str, begun: Begun, ids: list[bytes], terms: Terms, first: bool, draw: Draw
 ) -> Generator[Effect, Incoming | None, Found]:
     session = begun.session
     if begun.anew:
@@ -130,7 +130,7 @@ def _owner(
     if terms.learns != "both":
         return found_nothing(session)
     found = yield from told_common(peer, session, begun.members, ids)
-    yield from confirm(peer, session, found)
+    yield from confirm(peer, session, found, first=first, draw=draw)
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from federated.psi.agreement import confirm
 from federated.psi.filters import HASH_BYTES, HashFilter, digest, size
 from federated.psi.function import answer, ask, owned
 from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
@@ -42,7 +43,6 @@ from federated.psi.terms import (
     Session,
     Terms,
     chunks,
-    confirm,
     found_ids,
     found_nothing,
     found_values,
@@ -193,7 +193,7 @@ def owner(
     if terms.learns != "both":
         return found_nothing(session)
     found = yield from _told(peer, ids, prepared, session)
-    yield from confirm(peer, session, found)
+    yield from confirm(peer, session, found, first=first, draw=draw)
     return found
 
 
@@ -248,7 +248,7 @@ def asker(
         positions = yield from _held(peer, hashes, positions)
     result = found_ids(members, positions, session)
     if terms.learns == "both":
-        yield from confirm(peer, session, result)
+        yield from confirm(peer, session, result, first=first, draw=draw)
     return result, held
 
 

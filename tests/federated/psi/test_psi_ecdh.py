@@ -167,6 +167,7 @@ def _first_element(element: bytes) -> Callable[[bytes], bytes]:
         (replacing("psi.hello", lambda body: body[:-1], sender="a"), "malformed"),
         (replacing("psi.hello", lambda body: body.replace(b"psi-1", b"psi-2"), sender="a"), "terms"),
         (replacing("psi.result", lambda body: bytes(32), sender="a"), "result"),
+        (replacing("psi.agreed", lambda body: bytes(32), sender="a"), "result"),
     ],
 )
 def test_wrong_messages_are_named(twist: Twist, rule: str) -> None:

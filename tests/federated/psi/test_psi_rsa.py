@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from functools import cache
 
@@ -181,6 +182,19 @@ def test_many_are_prime_to_the_modulus_where_each_is() -> None:
     assert rsa._prime_to(n, [1, 2, n - 1, n + 5])
     for wrong in (0, n, key().p, 7 * key().q):
         assert not rsa._prime_to(n, [3, wrong, 5])
+
+
+def test_a_modulus_made_for_an_id_does_not_show_that_it_is_here() -> None:
+    """A factor little above 2**16 divides the hash of one id: whoever has the id would fail, or send a multiple."""
+    p, value = 65_539, b"99279"
+    public = PublicKey(p * int(gmpy2.next_prime(2**2040)), 65_537)
+    base = hashlib.shake_256(rsa._HASH + public.fingerprint() + b"\2id" + value)
+    assert int.from_bytes(base.digest(public.width + 16)) % p == 0
+    numbers = [full_domain_hash(public, one) for one in (value, b"other")]
+    assert rsa._prime_to(public.n, numbers)
+    assert rsa._hashes(public, [value, b"other"]) == numbers
+    blinded, _ = blind(public, [value], drawing(1), Alone())
+    assert int.from_bytes(blinded) % p
 
 
 def test_many_inverses_are_those_of_each() -> None:

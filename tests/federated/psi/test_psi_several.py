@@ -144,7 +144,7 @@ def test_count_alone(learns: Learns) -> None:
         assert [results[name].count for name in names[1:]] == [told] * 3
         assert [(results[name].ids, results[name].rows) for name in names] == [(None, None)] * 4
     seen = {one.kind for one in outcomes[0].transcript.of(receiver="p1")}
-    assert seen <= {"psi.pair", "psi.hello", "psi.masked", "psi.sorted", "psi.result"}
+    assert seen <= {"psi.pair", "psi.hello", "psi.masked", "psi.sorted", "psi.result", "psi.agreed"}
     sent = outcomes[0].transcript.of(receiver="p0", kind="psi.sorted")
     values = [value for one in sent for value in split((one.body or b"")[4:], 7)]
     assert len(values) == 14

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
+from federated.psi.hashing import list_digest
 from federated.psi.limits import Ledger
 from federated.psi.members import Arrange
 from federated.psi.rsa import PrivateKey, generate
 from federated.psi.signatures import MemoryCache, asker, asks, signer
 from federated.psi.terms import Learns, Terms
-from federated.vertical.parties import PeerFault, Role, Twist, run_local
+from federated.vertical.parties import PeerFault, Role, Sent, Twist, run_local
 from federated.vertical.wire import pack
 from tests.support.psi import bodies, check, expected, meet, members, repeating, replacing, resumed, shape
 
@@ -118,6 +121,7 @@ def test_cache_is_bounded() -> None:
     assert list(cached.held) == [bytes((at,)) * 16 for at in (2, 3, 4)]
     with pytest.raises(ValueError, match="not rows"):
         MemoryCache.from_bytes(b"x")
+    assert "\\x" not in repr(cached)
 
 
 def test_queries_are_limited_over_runs() -> None:
@@ -171,6 +175,32 @@ def test_wrong_messages_are_named(twist: Twist, peer: str, rule: str) -> None:
     with pytest.raises(PeerFault) as caught:
         meet(ONE, OTHER, side(Terms(chunk=5)), twist=twist)
     assert (caught.value.peer, caught.value.rule) == (peer, rule)
+
+
+def test_who_names_an_id_that_it_has_not_cannot_find_it_out() -> None:
+    """The signer then has a result of one id: no hash of it alone may leave."""
+    hellos: dict[str, bytes] = {}
+    others = [f"07{at:02d}" for at in range(11)]
+
+    def twist(sent: Sent) -> list[tuple[str, bytes]]:
+        assert sent.body is not None
+        if sent.kind == "psi.hello":
+            hellos[sent.sender] = sent.body[-32:]
+        elif sent.sender == "b" and sent.kind not in ("psi.key", "psi.signed", "psi.tags"):
+            told.append(sent.body)
+        named = pack({"positions": np.array([3], np.int64)})
+        return [(sent.kind, named if sent.kind == "psi.common" else sent.body)]
+
+    told: list[bytes] = []
+    terms = Terms()
+    with pytest.raises(PeerFault) as caught:
+        meet(ONE, others, side(terms), twist=twist)
+    assert caught.value.rule == "result"
+    assert told
+    key = hashlib.sha256(
+        b"headwater-psi-session" + hellos["a"] + hellos["b"] + terms.agreed("rsa").encode()
+    ).digest()
+    assert not {list_digest(key, [one.encode()]) for one in others} & set(told)
 
 
 def test_keys_smaller_than_wanted_are_refused() -> None:
