@@ -107,7 +107,7 @@ def read_table(
     if id_column is None:
         ids = tuple(str(row + 1) for row in range(len(next(iter(columns.values())))))
     else:
-        ids = tuple("" if one is None else str(one).strip() for one in columns.pop(id_column))
+        ids = tuple(id_text(one, row, path).strip() for row, one in enumerate(columns.pop(id_column)))
     _check_ids(ids, path)
     labels = None
     if label_column is not None:
@@ -121,6 +121,24 @@ def read_table(
     for place, name in enumerate(names):
         found[:, place] = _numbers(columns[name], path, name)
     return Table(ids, found, names, labels)
+
+
+def id_text(cell: object, row: int, path: Path) -> str:
+    """The text of an id's cell; empty for a missing one. ``row`` from 0.
+
+    Raises TableRefused for what is neither text nor a whole number: 7 that became 7.0 on the way would be another id
+    than the other parties'.
+    """
+    if isinstance(cell, str):
+        return cell
+    if cell is None:
+        return ""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    raise TableRefused(
+        f"{path}, row {row + 1}: {str(cell)[:40]!r} is of type {type(cell).__name__}; ids are text or whole numbers: "
+        "write the column as text"
+    )
 
 
 def write_csv(table: Table, path: Path, *, id_column: str = "id", label_column: str = "y") -> None:

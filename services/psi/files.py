@@ -6,13 +6,14 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from federated.vertical.tables import TableRefused
+from federated.vertical.tables import TableRefused, id_text
 
 
 def read_ids(path: Path, column: str = "id") -> Iterator[str]:
     """The cells of ``column`` in ``path`` (``.csv`` with a header, or ``.parquet``); empty for a missing cell.
 
-    Raises TableRefused: not readable, no such column, a row of another length.
+    Raises TableRefused: not readable, no such column, a row of another length, ids that are neither text nor whole
+    numbers.
     """
     try:
         yield from _parquet(path, column) if path.suffix == ".parquet" else _csv(path, column)
@@ -46,8 +47,9 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
         with pq.ParquetFile(path) as file:
             if column not in file.schema_arrow.names:
                 raise TableRefused(f"{path} has no column {column!r}")
-            for batch in file.iter_batches(columns=[column]):
-                for row in batch.to_pylist():
-                    yield "" if row[column] is None else str(row[column])
+            batches = file.iter_batches(columns=[column])
+            cells = (row[column] for batch in batches for row in batch.to_pylist())
+            for row, cell in enumerate(cells):
+                yield id_text(cell, row, path)
     except pa.ArrowInvalid as error:
         raise TableRefused(f"{path} is no Parquet: {error}") from error

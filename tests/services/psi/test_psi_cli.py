@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from federated.psi.kind import PsiOptions
-from federated.vertical.tables import TableRefused
+from federated.vertical.tables import TableRefused, read_table
 from services.cli.app import main
 from services.cli.exits import Exit
 from services.psi.files import read_ids
@@ -156,3 +157,14 @@ def test_reading(tmp_path: Path) -> None:
     (tmp_path / "wrong.parquet").write_bytes(b"nothing")
     with pytest.raises(TableRefused, match="no Parquet"):
         list(read_ids(tmp_path / "wrong.parquet"))
+
+
+@pytest.mark.parametrize("cells", [[7.0, None], [b"a"], [True], [["a"]]])
+def test_ids_that_became_something_else_are_refused(tmp_path: Path, cells: list[Any]) -> None:
+    path = tmp_path / "ids.parquet"
+    pq.write_table(pa.table({"id": cells}), path)
+    for read in (lambda: list(read_ids(path)), lambda: list(read_table(path).ids)):
+        with pytest.raises(TableRefused, match=r"row 1: .* is of type (float|bytes|bool|list); .* as text"):
+            read()
+    pq.write_table(pa.table({"id": [7, 8]}), path)
+    assert list(read_ids(path)) == list(read_table(path).ids) == ["7", "8"]
