@@ -29,7 +29,7 @@ from federated.psi.group import (
 )
 from federated.psi.hashing import Tags, as_rows, split, system, tags
 from federated.psi.members import Arrange, Folder, MemoryFolder
-from federated.psi.pool import TagPool, common
+from federated.psi.pool import TagPool, common, expect
 from federated.psi.resume import FOLDER, Begun, begin, charge_again, due
 from federated.psi.terms import (
     Found,
@@ -107,6 +107,7 @@ class _Run:
         self.secret, self.workers, self.folder = secret, workers, folder
         self.i_learn, self.peer_learns = terms.i_learn(first), terms.i_learn(not first)
         expected = max(self.session.mine, self.session.theirs)
+        expect(folder, self.session.tag, self.session.mine + self.session.theirs)
         self.mine = TagPool(folder, "mine", self.session.tag, expected)
         self.theirs = TagPool(folder, "theirs", self.session.tag, expected)
 

@@ -15,14 +15,20 @@ import numpy as np
 
 from federated.psi.hashing import MOST_IDS, Rows, secret_order, tags
 from federated.psi.ids import EXAMPLES, IdRefused, IdRule, Ids, IdsRefused, Named, complaint_of
+from federated.vertical.parties import MOST_BODY
 
 BUCKETS: Final = 256
 _RECORD: Final = struct.Struct("<QH")
 _FLUSH_BYTES: Final = 2**16
+_MOST_MARK: Final = MOST_BODY - 2**16  # A checkpoint has a few fields beside it.
 
 
 class Folder(Protocol):
     """Named runs of bytes that only grow, or are cut back. What lies in memory here lies on disk where there is one."""
+
+    def expect(self, length: int) -> None:
+        """So many bytes are coming in all. Raises ValueError where ``mark`` would not take them."""
+        ...
 
     def append(self, name: str, data: bytes) -> None:
         """Add ``data`` at the end of ``name``, which need not be there yet."""
@@ -50,6 +56,14 @@ class MemoryFolder:
 
     def __init__(self) -> None:
         self._held: dict[str, bytearray] = {}
+
+    def expect(self, length: int) -> None:
+        """See ``Folder``."""
+        if length > _MOST_MARK:
+            raise ValueError(
+                f"{length} bytes of tags are more than a checkpoint takes ({_MOST_MARK}): have them on disk, or accept "
+                "fewer ids of the peer"
+            )
 
     def append(self, name: str, data: bytes) -> None:
         """See ``Folder``."""

@@ -15,6 +15,11 @@ IN_MEMORY: Final = 4_000_000
 _PLACE: Final = 8
 
 
+def expect(folder: Folder, length: int, count: int) -> None:
+    """``count`` tags of ``length`` bytes are coming. Raises ValueError where ``folder`` is none for as many."""
+    folder.expect(count * (length + _PLACE))
+
+
 class TagPool:
     """Tags of ``length`` bytes in ``folder``, each with the position where it was added."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from federated.psi.agreement import confirm
 from federated.psi.hashing import Rows, as_rows, system, tags
 from federated.psi.members import Arrange, Folder, MemoryFolder
-from federated.psi.pool import TagPool, common
+from federated.psi.pool import TagPool, common, expect
 from federated.psi.power import way
 from federated.psi.resume import FOLDER, Begun, begin, charge_again, due
 from federated.psi.rsa import (
@@ -102,8 +103,9 @@ class MemoryCache:
     def put(self, ids: Sequence[bytes], hashes: Sequence[bytes]) -> None:
         """See ``SignatureCache``."""
         self.held.update(zip(ids, hashes, strict=True))
-        while len(self.held) > self.most:
-            del self.held[next(iter(self.held))]
+        # All that goes is looked up at once: each look at the first one passes over all that went before.
+        for old in list(islice(self.held, max(0, len(self.held) - self.most))):
+            del self.held[old]
 
     def to_bytes(self) -> bytes:
         """To be kept by the signer alone: whoever has it can test which ids the signer has."""
@@ -251,6 +253,7 @@ class _Side:
             self.private = begun.held["private"]
             folder.back_to(begun.held["folder"])
         session = self.session
+        expect(folder, session.tag, session.mine + session.theirs)
         self.pool = TagPool(folder, "mine", session.tag, max(session.mine, session.theirs))
         self.total = max(chunks(session.mine, terms.chunk), chunks(session.theirs, terms.chunk))
 

@@ -32,6 +32,9 @@ class DiskFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._changed: set[str] = set()
 
+    def expect(self, length: int) -> None:
+        """See ``Folder``: a mark has sizes alone."""
+
     def append(self, name: str, data: bytes) -> None:
         """See ``Folder``."""
         with self._writing(), self._file(name).open("ab") as file:

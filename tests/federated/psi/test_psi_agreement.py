@@ -66,6 +66,7 @@ def test_what_one_sent_is_not_taken_back(kind: str) -> None:
     with pytest.raises(PeerFault) as caught:
         agree(found([b"x"]), found([b"x"]), mirror)
     assert caught.value.rule == "result"
+    assert ("own element" in str(caught.value)) == (kind == "psi.result")
 
 
 @pytest.mark.parametrize("element", [bytes(32), b"\xff" * 32, b"", bytes(31), b"\2" * 33])

@@ -207,6 +207,19 @@ def test_lost_message_is_waited_for() -> None:
         meet(ONE, OTHER, sides(Terms(chunk=50)), twist=lost)
 
 
+def test_sets_that_no_checkpoint_takes_are_refused_before_anything_leaves() -> None:
+    sent: list[str] = []
+
+    def large(message: Any) -> list[tuple[str, bytes]]:
+        sent.append(message.kind)
+        ids = (len(ONE).to_bytes(8, "little"), (2**27).to_bytes(8, "little"))
+        return [(message.kind, message.body.replace(*ids) if message.sender == "a" else message.body)]
+
+    with pytest.raises(ValueError, match="have them on disk"):
+        meet(ONE, OTHER, sides(Terms()), twist=large)
+    assert set(sent) == {"psi.hello"}
+
+
 def test_sets_beyond_the_limit_are_refused() -> None:
     with pytest.raises(PeerFault) as caught:
         meet(ONE, OTHER, sides(Terms(most=29)))

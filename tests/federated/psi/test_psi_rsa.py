@@ -221,6 +221,16 @@ def test_replies_that_are_no_signatures() -> None:
             unblind(public, wrong, kept, Alone())
 
 
+def test_a_reply_has_one_form() -> None:
+    odd = generate(2050)  # of 257 bytes, in which there is room for more than the modulus
+    blinded, kept = blind(odd.public, VALUES[:1], drawing(1), Alone())
+    signed = sign(odd, blinded, Alone())
+    other = (int.from_bytes(signed) + odd.public.n).to_bytes(odd.public.width)
+    assert unblind(odd.public, signed, kept, Alone()) == sign_own(odd, VALUES[:1], Alone())
+    with pytest.raises(RsaRefused, match="no signature"):
+        unblind(odd.public, other, kept, Alone())
+
+
 @pytest.mark.parametrize("bits", [1024, 2047, 8192])
 def test_sizes_that_are_not_made(bits: int) -> None:
     with pytest.raises(ValueError, match="2048 to 4096"):
