@@ -16,6 +16,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     " would tell of its key; larger is better",
     "equations_per_row": "linear equations that a party's gradients of an epoch are for each unknown residual; at 1"
     " they would tell all",
+    "sums a common row": "numbers that a party's gradients are in all steps together, for each common row; where they"
+    " are many, they tell what the row is hidden for",
     "noise": "standard deviation of the noise, over what one row can change",
     "epsilon": "differential privacy of a row over the whole training; smaller is better",
     "delta": "with which epsilon may fail",

@@ -20,11 +20,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from federated.privacy.randomness import Randomness
 from federated.vertical.parties import Draw, Effect, Incoming, PeerFault, Send, gather, receive
 from federated.vertical.split.layer import GuestLayer, HostLayer, Plan
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows
+from federated.vertical.split.repeated import KEY_BYTES, RepeatedNoise
 from federated.vertical.split.ring import MOST_KEY, PLAIN, Ints
 from federated.vertical.wire import Arr, Bytes, pack, unpack
 
@@ -81,8 +81,8 @@ class GuestSide(Protocol):
 class ClearHost:
     """Activations as they are, with noise where the options say so."""
 
-    def __init__(self, options: SplitOptions, guest: str, randomness: Randomness) -> None:
-        self._options, self._guest, self._randomness = options, guest, randomness
+    def __init__(self, options: SplitOptions, guest: str, noise: RepeatedNoise) -> None:
+        self._options, self._guest, self._noise = options, guest, noise
 
     def meet(self) -> Exchange:
         """Nothing to agree on."""
@@ -91,11 +91,14 @@ class ClearHost:
     def gradients(self, activations: Singles) -> Exchange:
         """See ``HostSide``."""
         shown, options = activations, self._options
+        self._noise.about("activations", activations)
         if options.noise:
-            shown = noised_rows(shown, options.activation_clip, options, self._randomness)
+            shown = noised_rows(shown, options.activation_clip, options, self._noise)
         yield Send(self._guest, "activations", pack({"rows": shown}))
         body = yield from receive(self._guest, "gradients")
-        return read_rows(body, self._guest, len(activations), options.width)
+        found = read_rows(body, self._guest, len(activations), options.width)
+        self._noise.about("gradients", found)
+        return found
 
     def state(self) -> bytes:
         """Nothing."""
@@ -109,8 +112,8 @@ class ClearHost:
 class ClearGuest:
     """Hosts' activations as they are."""
 
-    def __init__(self, options: SplitOptions, hosts: tuple[str, ...]) -> None:
-        self._options, self._hosts = options, hosts
+    def __init__(self, options: SplitOptions, hosts: tuple[str, ...], noise: RepeatedNoise) -> None:
+        self._options, self._hosts, self._noise = options, hosts, noise
 
     def meet(self) -> Exchange:
         """Nothing to agree on."""
@@ -119,7 +122,10 @@ class ClearGuest:
     def shares(self, rows: int) -> Exchange:
         """See ``GuestSide``."""
         bodies = yield from gather(self._hosts, "activations")
-        return [read_rows(body, name, rows, self._options.width) for name, body in bodies.items()]
+        found = [read_rows(body, name, rows, self._options.width) for name, body in bodies.items()]
+        for share in found:
+            self._noise.about("share", share)
+        return found
 
     def tell(self, gradients: Sequence[Singles]) -> Exchange:
         """See ``GuestSide``."""
@@ -138,12 +144,10 @@ class ClearGuest:
 class SealedHost:
     """A host's side of the encrypted layer. ``seed``: secret, of its half of the first weights."""
 
-    def __init__(
-        self, plan: Plan, guest: str, seed: int, state: bytes | None, randomness: Randomness
-    ) -> None:
-        self._plan, self._guest = plan, guest
+    def __init__(self, plan: Plan, guest: str, seed: int, state: bytes | None, noise: RepeatedNoise) -> None:
+        self._plan, self._guest, self._noise = plan, guest, noise
         share = first_share(plan, seed, 0) if state is None else _read_shares(state, _CHECKPOINT, plan, 1)[0]
-        self._layer = HostLayer(plan, guest, share, randomness)
+        self._layer = HostLayer(plan, guest, share, noise)
 
     def meet(self) -> Exchange:
         """The key."""
@@ -152,9 +156,13 @@ class SealedHost:
     def gradients(self, activations: Singles) -> Exchange:
         """See ``HostSide``."""
         layer, guest = self._layer, self._guest
+        # Neither masks nor shares of the weights: they are others in each run, and what they hide is the same.
+        self._noise.about("activations", activations)
         yield Send(guest, "sealed", layer.sealed(activations))
         yield Send(guest, "products", layer.products((yield from receive(guest, "masked"))))
-        return layer.gradients((yield from receive(guest, "turned")))
+        found = layer.gradients((yield from receive(guest, "turned")))
+        self._noise.about("gradients", found)
+        return found
 
     def state(self) -> bytes:
         """The share of the weights."""
@@ -176,10 +184,10 @@ class SealedGuest:
         hosts: tuple[str, ...],
         seed: int,
         state: bytes | None,
-        randomness: Randomness,
+        noise: RepeatedNoise,
         draw: Draw = os.urandom,
     ) -> None:
-        self._plan, self._randomness, self._draw = plan, randomness, draw
+        self._plan, self._noise, self._draw = plan, noise, draw
         first = (
             [first_share(plan, seed, 1 + place) for place in range(len(hosts))]
             if state is None
@@ -193,9 +201,7 @@ class SealedGuest:
         bodies = yield from gather(self._first, "keys")
         for name, body in bodies.items():
             key: bytes = unpack(body, name, {"public": Bytes(MOST_KEY)})["public"]
-            self._layers[name] = GuestLayer(
-                self._plan, name, key, self._first[name], self._draw, self._randomness
-            )
+            self._layers[name] = GuestLayer(self._plan, name, key, self._first[name], self._draw, self._noise)
 
     def shares(self, rows: int) -> Exchange:
         """See ``GuestSide``."""
@@ -203,16 +209,21 @@ class SealedGuest:
         for name, body in bodies.items():
             yield Send(name, "masked", self._layers[name].masked(body))
         bodies = yield from gather(self._layers, "products")
-        return [self._layers[name].shares(body, rows) for name, body in bodies.items()]
+        found = [self._layers[name].shares(body, rows) for name, body in bodies.items()]
+        for share in found:
+            self._noise.about("share", share)
+        return found
 
     def tell(self, gradients: Sequence[Singles]) -> Exchange:
         """See ``GuestSide``."""
         for (name, layer), rows in zip(self._layers.items(), gradients, strict=True):
+            self._noise.about("gradients", rows)
             yield Send(name, "turned", layer.turned(rows))
 
     def state(self) -> bytes:
         """The shares of the weights."""
-        return _kept([layer.share for layer in self._layers.values()])
+        # Before the first keys came there are no layers.
+        return _kept([layer.share for layer in self._layers.values()] or list(self._first.values()))
 
     def end(self) -> Exchange:
         """Each host gets the guest's share of its layer: it answers alone from now on."""
@@ -231,15 +242,17 @@ def read_rows(body: bytes, sender: str, rows: int, width: int) -> Singles:
     return found.copy()
 
 
-def with_layer(net: bytes, layer: bytes) -> bytes:
-    """A checkpoint's state of a network and of a layer."""
-    return pack({"net": net, "layer": layer})
+def joined(net: bytes, layer: bytes, noise: RepeatedNoise) -> bytes:
+    """A checkpoint's state of a network, of its layer and of the key of the noise."""
+    return pack({"net": net, "layer": layer, "key": noise.key})
 
 
-def apart(state: bytes) -> tuple[bytes, bytes]:
-    """What ``with_layer`` put together. Raises PeerFault (of ``this checkpoint``)."""
-    fields = unpack(state, _CHECKPOINT, {"net": Bytes(2**31), "layer": Bytes(2**31)})
-    return fields["net"], fields["layer"]
+def apart(state: bytes) -> tuple[bytes, bytes, RepeatedNoise]:
+    """What ``joined`` put together. Raises PeerFault (of ``this checkpoint``)."""
+    fields = unpack(
+        state, _CHECKPOINT, {"net": Bytes(2**31), "layer": Bytes(2**31), "key": Bytes(KEY_BYTES, KEY_BYTES)}
+    )
+    return fields["net"], fields["layer"], RepeatedNoise(fields["key"])
 
 
 def _kept(shares: Sequence[Ints]) -> bytes:

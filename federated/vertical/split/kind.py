@@ -39,18 +39,19 @@ KIND: Final = Kind(
         "activations": "what a host's tower makes of each row of a batch: without noise much of the row's features; "
         "with noise what the host's epsilon allows",
         "gradients": "the loss's gradient along each of the receiver's activations: without noise practically each "
-        "row's label; with noise what the guest's epsilon allows",
+        "row's label; with noise what the guest's epsilon allows, and that grows with the epochs",
         "keys": "a public key",
         "sealed": "nothing: activations and a share of the layer's weights, encrypted under the sender's key",
         "masked": "nothing: the key's holder decrypts numbers that are evenly random",
         "products": "what the layer makes of each row, `interactive` numbers in each epoch, with noise of a few "
         "rounding steps: fewer than the activations, but over the epochs much of the row's features for who knows "
         "those of some rows. A receiver that does not follow the protocol can ask for the activations themselves",
-        "turned": "the loss's gradient along each of the receiver's activations, and nothing else: without noise "
-        "practically each row's label; with noise what the guest's epsilon allows. Gradients of the layer's weights "
-        "stay hidden from both",
+        "turned": "the loss's gradient along each of the receiver's activations: without noise practically each row's "
+        "label; with noise what the guest's epsilon allows, and that grows with the epochs. As they are made of "
+        "`interactive` numbers, those of one batch tell the layer's weights but for a change of these numbers; the "
+        "guest does not learn them",
         "weights": "the layer's weights when training is over, with which the receiver answers alone later on; with "
-        "them the last gradients turn into those along what the guest saw",
+        "them all gradients that it has kept turn into those along what the guest saw",
     },
     load=load,
 )

@@ -98,6 +98,30 @@ def labels_by_direction(gradients: Floats, labels: Floats, known: int) -> float:
     return auc(labels[others], cosine[others])
 
 
+def labels_over_epochs(gradients: Floats, labels: Floats) -> float:
+    """The same of the gradients of all epochs [E, N, width] by who knows no label at all.
+
+    Of one row they lie along one direction in each epoch, for one label on one side of 0 and for the other on the
+    other side. The direction is the longest one of the epoch; the rarer label has the longer gradients, which tells the
+    sides apart. Noise is another in each epoch, and a sum over epochs averages it.
+    """
+    found = np.zeros(len(labels))
+    for epoch in gradients:
+        _, directions = np.linalg.eigh(epoch.T @ epoch)
+        along = epoch @ directions[:, -1]
+        found += along * np.sign((along**3).mean())
+    told = auc(labels, found)
+    return max(told, 1 - told)
+
+
+def layer_by_rank(gradients: Floats, weights: Floats, share: int) -> float:
+    """How much of a layer's weights [d, k] lies in the span of ``share`` directions that one batch's gradients [B, d]
+    have, as a part of their squared length: for a random span about share / d."""
+    _, _, directions = np.linalg.svd(gradients, full_matrices=False)
+    inside = directions[:share] @ weights
+    return float((inside**2).sum() / (weights**2).sum())
+
+
 def features_by_inversion(activations: Floats, features: Floats, known: int, ridge: float = 1e-3) -> float:
     """R² over the other rows, mean of columns, of features [N, F] that a ridge regression fitted on the first ``known``
     rows tells from ``activations``; at least 0. Features are finite; columns that are constant do not count."""

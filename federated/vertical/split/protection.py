@@ -10,14 +10,17 @@ counted.
 With the encrypted layer the same holds for the guest's rows alone: its noise is in the gradients along what it sees of
 hosts, before they enter the layer, and all that a host gets of them is post-processing. Hosts add none.
 
-Not in it: the columns' means and deviations, by which features are scaled; batches that a restart repeats, with new
-noise (each time less than an epoch's); and answers to queries later, each of which adds one release for the row that
-was asked for.
+A restart repeats what was sent with the noise that it had (``repeated``), which is no release more.
+
+Not in it: the columns' means and deviations, by which features are scaled; a peer that sends something else after a
+restart than before, which makes each batch a release more; a job that is begun again from nothing; and answers to
+queries later, each of which adds one release for the row that was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +35,9 @@ from federated.privacy.randomness import Randomness
 from federated.vertical.split.options import SplitOptions
 
 Singles = npt.NDArray[np.float32]
+
+MEANINGLESS: Final = 20.0
+"""An ε above it promises nothing."""
 
 
 def noised_rows(rows: Singles, bound: float, options: SplitOptions, randomness: Randomness) -> Singles:
@@ -88,10 +94,12 @@ def statement(options: SplitOptions, *, guest: bool) -> dict[str, float | int | 
             else "activations and gradients tell of features and labels"
         )
         return {"protection": f"none: {seen}"}
+    epsilon = epsilon_of(options, 2 * options.epochs)
+    weak = "; no meaningful privacy" if epsilon > MEANINGLESS else ""
     found: dict[str, float | int | str] = {
-        "protection": "Gaussian noise; a row replaced by another is the neighbour",
+        "protection": f"Gaussian noise; a row replaced by another is the neighbour{weak}",
         "noise": options.noise,
-        "epsilon": round(epsilon_of(options, 2 * options.epochs), 4),
+        "epsilon": round(epsilon, 4),
         "delta": options.delta,
     }
     # Hosts alone answer, and with the encrypted layer their answers have no noise.

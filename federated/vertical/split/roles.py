@@ -1,5 +1,6 @@
 """Guest and hosts of a split network.
 
+    before all   a checkpoint at every party: a restart has the same first weights, and the same noise (``repeated``)
     each batch   a share of each host's activations to the guest, gradients back (``exchange``)
     each epoch   a checkpoint at every party
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from federated.privacy.randomness import SYSTEM, Randomness
+from federated.privacy.randomness import Randomness
 from federated.vertical.kinds import Setup
 from federated.vertical.linear.solver import Scaling
 from federated.vertical.parties import (
@@ -36,7 +37,7 @@ from federated.vertical.split.exchange import (
     SealedGuest,
     SealedHost,
     apart,
-    with_layer,
+    joined,
 )
 from federated.vertical.split.layer import Plan
 from federated.vertical.split.model import GuestModel, HostModel, as_input, outputs_of
@@ -53,6 +54,7 @@ from federated.vertical.split.network import (
 )
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows, noised_step, statement
+from federated.vertical.split.repeated import KEY_BYTES, RepeatedNoise
 from federated.vertical.tables import Table
 
 Floats = npt.NDArray[np.float64]
@@ -110,12 +112,18 @@ def own_table(setup: Setup, options: SplitOptions) -> Table:
         Labels.of(table.labels, options)
     if options.encrypted:
         Plan.of(options, len(table))
-        if not guest and len(table.names) <= options.interactive:
+        if not guest and (columns := _independent(table, options)) <= options.interactive:
             raise ValueError(
-                f"{setup.me} has {len(table.names)} columns, and the guest gets {options.interactive} numbers of each "
-                "row: they could hold the columns themselves; interactive must be smaller than the columns"
+                f"{setup.me} has {columns} columns that differ, and the guest gets {options.interactive} numbers of "
+                "each row: they could hold the columns themselves; interactive must be smaller"
             )
     return table
+
+
+def _independent(table: Table, options: SplitOptions) -> int:
+    """Columns that are not made of each other: constant ones do not count, copies count once."""
+    scaled = Scaling.of(table.features, options.clip).apply(table.features)
+    return int(np.linalg.matrix_rank(scaled.T @ scaled, hermitian=True))
 
 
 def host(
@@ -123,7 +131,6 @@ def host(
     setup: Setup,
     state: bytes | None,
     draw: Draw = os.urandom,
-    randomness: Randomness = SYSTEM,
 ) -> Role[PartResult]:
     """A party with features alone."""
     table, guest_name = own_table(setup, options), setup.one("guest")
@@ -131,17 +138,20 @@ def host(
     features, net = as_input(scaling, table.features), Tower(len(table.names), options)
     initialise(net, seed)
     optimiser = Adam(net, options.rate)
-    first, kept = _restored(net, optimiser, options, state)
-    side: HostSide = ClearHost(options, guest_name, randomness)
+    first, kept, noise = _restored(net, optimiser, state, draw)
+    side: HostSide = ClearHost(options, guest_name, noise)
     if options.encrypted:
-        side = SealedHost(Plan.of(options, len(table)), guest_name, seed, kept, randomness)
+        side = SealedHost(Plan.of(options, len(table)), guest_name, seed, kept, noise)
 
     def along(weights: dict[str, Tensor], row: Tensor, gradient: Tensor) -> Tensor:
         shown: Tensor = functional_call(net, weights, (row[None],))
         return (shown[0] * gradient).sum()
 
+    if state is None:
+        yield Checkpoint(0, _state(net, optimiser, 0, side, noise))
     yield from side.meet()
     for epoch in range(first, options.epochs):
+        noise.begin(epoch)
         for rows in batches(len(table), options, setup.seed, epoch):
             batch = features[rows]
             activations = net(batch)
@@ -149,11 +159,11 @@ def host(
             optimiser.zero_grad()
             if options.host_noise:
                 # A mean's gradient is divided by the rows already; each row's own is cut.
-                noised_step(net, along, (batch, gradients * len(rows)), options, randomness)
+                noised_step(net, along, (batch, gradients * len(rows)), options, noise)
             else:
                 activations.backward(gradients)
             optimiser.step()
-        yield Checkpoint(epoch + 1, _state(net, optimiser, options, epoch + 1, side))
+        yield Checkpoint(epoch + 1, _state(net, optimiser, epoch + 1, side, noise))
         yield Progress(epoch + 1, options.epochs, "epochs")
     part = HostModel(options, scaling, net, (yield from side.end()))
     figures: dict[str, float | int | str] = {"epochs": options.epochs, "rows": len(table)}
@@ -165,7 +175,6 @@ def guest(
     setup: Setup,
     state: bytes | None,
     draw: Draw = os.urandom,
-    randomness: Randomness = SYSTEM,
 ) -> Role[PartResult]:
     """The party with the labels."""
     table, hosts = own_table(setup, options), setup.named("host")
@@ -175,12 +184,15 @@ def guest(
     net = GuestNet(len(table.names), len(hosts), outputs_of(options, labels.values), options)
     initialise(net, seed)
     optimiser, loss = Adam(net, options.rate), 0.0
-    first, kept = _restored(net, optimiser, options, state)
-    side: GuestSide = ClearGuest(options, hosts)
+    first, kept, noise = _restored(net, optimiser, state, draw)
+    side: GuestSide = ClearGuest(options, hosts, noise)
     if options.encrypted:
-        side = SealedGuest(Plan.of(options, len(table)), hosts, seed, kept, randomness)
+        side = SealedGuest(Plan.of(options, len(table)), hosts, seed, kept, noise)
+    if state is None:
+        yield Checkpoint(0, _state(net, optimiser, 0, side, noise))
     yield from side.meet()
     for epoch in range(first, options.epochs):
+        noise.begin(epoch)
         loss = 0.0
         for rows in batches(len(table), options, setup.seed, epoch):
             received = yield from side.shares(len(rows))
@@ -191,13 +203,14 @@ def guest(
             mean.backward()  # type: ignore[no-untyped-call]
             shown = finite(np.hstack([_gradient(share) for share in shares]))
             if options.noise:
+                noise.about("gradients", shown)
                 # All hosts' together: also for hosts that work with each other it is one release.
                 count = np.float32(len(rows))
-                shown = noised_rows(shown * count, options.gradient_clip, options, randomness) / count
-                _guest_step(net, features[rows], shares, labels.targets[rows], options, randomness)
+                shown = noised_rows(shown * count, options.gradient_clip, options, noise) / count
+                _guest_step(net, features[rows], shares, labels.targets[rows], options, noise)
             yield from side.tell(np.split(shown, len(hosts), axis=1))
             optimiser.step()
-        yield Checkpoint(epoch + 1, _state(net, optimiser, options, epoch + 1, side))
+        yield Checkpoint(epoch + 1, _state(net, optimiser, epoch + 1, side, noise))
         yield Progress(epoch + 1, options.epochs, f"epochs, loss {loss:.4f}")
     yield from side.end()
     alone = train_alone(features, labels, options, setup.seed)
@@ -231,26 +244,19 @@ def finite(rows: Singles) -> Singles:
 
 
 def _restored(
-    net: nn.Module, optimiser: Adam, options: SplitOptions, state: bytes | None
-) -> tuple[int, bytes | None]:
-    """The epoch of ``state``, which is put back, and what it has of the encrypted layer. Raises PeerFault."""
+    net: nn.Module, optimiser: Adam, state: bytes | None, draw: Draw
+) -> tuple[int, bytes | None, RepeatedNoise]:
+    """The epoch of ``state``, which is put back; what it has of the encrypted layer; the noise. Raises PeerFault."""
     if state is None:
-        return 0, None
-    if not options.encrypted:
-        return restore(net, optimiser, state), None
-    of_net, of_layer = apart(state)
-    return restore(net, optimiser, of_net), of_layer
+        return 0, None, RepeatedNoise(draw(KEY_BYTES))
+    of_net, of_layer, noise = apart(state)
+    return restore(net, optimiser, of_net), of_layer, noise
 
 
 def _state(
-    net: nn.Module,
-    optimiser: Adam,
-    options: SplitOptions,
-    epoch: int,
-    side: HostSide | GuestSide,
+    net: nn.Module, optimiser: Adam, epoch: int, side: HostSide | GuestSide, noise: RepeatedNoise
 ) -> bytes:
-    found = save(net, optimiser, epoch)
-    return with_layer(found, side.state()) if options.encrypted else found
+    return joined(save(net, optimiser, epoch), side.state(), noise)
 
 
 def _gradient(share: Tensor) -> Singles:

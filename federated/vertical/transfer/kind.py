@@ -37,8 +37,10 @@ KIND: Final = Kind(
         "matrix": "nothing: the sender's vectors (and labels) of the common rows, encrypted under its own key",
         "masked": "nothing: the key holder decrypts a polynomial that is uniform over the whole modulus",
         "sums": "the receiver's own gradient over all common rows, with the key holder's noise; over many steps these "
-        "are many sums of the same rows, and what they tell together is not bounded. Whoever departs from the protocol "
-        "gets as many other sums of the peer's vectors instead",
+        "are many sums of the same rows. A host that solves them has the label of most common rows where these are "
+        "few, and the numbers by which vectors are scored, so that it needs the guest no more; a guest has part of the "
+        "vectors. Noise makes that worse, no bound is stated, and each restart repeats sums with noise of their own. "
+        "Whoever departs from the protocol gets as many other sums of the peer's vectors instead",
         "vectors": "where there are gammas, for each of them the host's vectors of a quarter of the common rows: as a "
         "joint answer for these rows",
         "gamma": "which of the gammas the guest's labels are for",

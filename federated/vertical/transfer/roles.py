@@ -263,6 +263,8 @@ def _figures(side: GuestSide | HostSide, plan: Plan) -> dict[str, float | int | 
         "rows learned from": len(side.features),
     }
     return found | {
-        "protection": "CKKS, each party's own key; masks uniform over the modulus",
+        "protection": "CKKS, each party's own key; masks uniform over the modulus; labels of common rows are not safe "
+        "from a host that solves its gradients",
+        "sums a common row": round(side.options.steps * side.weights.size / side.common, 1),
         "noise_over_error": round(plan.flooding, 1),
     }

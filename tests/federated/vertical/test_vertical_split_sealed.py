@@ -25,7 +25,12 @@ from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
 from federated.vertical.split import layer, ring, roles
 from federated.vertical.split.kind import KIND
 from federated.vertical.split.layer import GuestLayer, HostLayer, Plan
-from federated.vertical.split.leakage import features_by_inversion, labels_by_direction, watched
+from federated.vertical.split.leakage import (
+    features_by_inversion,
+    labels_by_direction,
+    layer_by_rank,
+    watched,
+)
 from federated.vertical.split.model import GuestModel, HostModel, load
 from federated.vertical.split.network import flat
 from federated.vertical.split.options import SplitOptions
@@ -61,10 +66,10 @@ def run(
     for name, table in given.items():
         role: Any = roles.guest if name == "guest" else roles.host
         setup = Setup(name, parties, table, SEED, len(table))
-        # What is drawn is halved to a seed.
-        drawn = (2 * SEEDS[name]).to_bytes(8, "little")
+        # What is drawn is halved to a seed; a restart draws something else.
+        drawn = (2 * (SEEDS[name] + 100 * (states is not None))).to_bytes(8, "little")
         state = None if states is None else states[name]
-        made[name] = role(options, setup, state, lambda _, drawn=drawn: drawn)
+        made[name] = role(options, setup, state, lambda count, drawn=drawn: (8 * drawn)[:count])
     return run_local(made, **more)
 
 
@@ -208,6 +213,21 @@ class TestLayer:
             assert ((counts - 512) ** 2 / 512).sum() < 50
         assert [len(one) for one in seen] == [plan.forward, plan.ciphertexts]
 
+    def test_one_batch_tells_the_host_the_span_of_the_weights(self) -> None:
+        """The limit of the promise, as stated: a gradient along d activations is made of k numbers."""
+        options = SplitOptions(width=8, interactive=2, batch=200, layer="encrypted")
+        plan, rng = Plan.of(options, 200), np.random.default_rng(9)
+        guest, host, weights = sides(plan, rng)
+        gradients = rng.normal(0, 0.1, (200, 2)).astype(np.float32) / np.float32(200)
+        guest.masked(host.sealed(rng.uniform(-0.5, 0.5, (200, 8)).astype(np.float32)))
+        found = host.gradients(guest.turned(gradients)).astype(np.float64)
+        assert layer_by_rank(found, weights, 2) > 0.99
+        assert layer_by_rank(rng.standard_normal((200, 8)), weights, 2) < 0.8
+        # And what the guest's gradients are, but for the same change of two numbers.
+        along = found @ np.linalg.svd(found)[2][:2].T
+        left = gradients - along @ np.linalg.lstsq(along, gradients, rcond=None)[0]
+        assert (left**2).sum() < 0.02 * (gradients**2).sum()
+
     def test_a_guest_that_breaks_the_protocol_reads_activations(self) -> None:
         """The limit of the promise, as stated: nothing tells the host by what the guest multiplied."""
         plan, rng = Plan.of(SMALL, 45), np.random.default_rng(7)
@@ -274,7 +294,9 @@ class TestUndivided:
         for name in given:
             assert resumed.results[name].model == whole.results[name].model
         # A state has a share of the weights, evenly random, and not the weights.
-        fields = unpack(states["host0"], "x", {"net": Bytes(10_000), "layer": Bytes(10_000)})
+        fields = unpack(
+            states["host0"], "x", {"net": Bytes(10_000), "layer": Bytes(10_000), "key": Bytes(32)}
+        )
         assert len(fields["layer"]) >= 8 * 6
         with pytest.raises(PeerFault, match="this checkpoint: malformed"):
             run(replace(SMALL, interactive=1), given, states, label=1)
@@ -291,6 +313,22 @@ class TestBlurred:
         assert 0 < np.abs(flat(guest.net) - flat(plain.guest)).max() < 0.02
         assert outcome.results["guest"].figures["loss"] == pytest.approx(plain.loss, abs=2e-3)
         assert "sees 2 numbers" in str(outcome.results["host0"].figures["protection"])
+
+    def test_a_restart_repeats_blur_and_noise(self) -> None:
+        """Masks and keys are new. Were blur and noise new, restarts would average them away."""
+        given, options = tables(), replace(SMALL, noise=1.0, batch=90)
+        whole = run(options, given, bodies=True)
+        states = {name: kept[0] for name, kept in whole.checkpoints.items()}
+        again = run(options, given, states, label=0, bodies=True)
+        for name in given:
+            assert again.results[name].model == whole.results[name].model
+            assert list(again.checkpoints[name]) == [1, 2]
+            # Other shares of the same weights.
+            assert again.checkpoints[name][1] != whole.checkpoints[name][1]
+        for kind in ("keys", "sealed", "masked", "products", "turned"):
+            ours, theirs = (one.transcript.of(kind=kind)[0].body for one in (again, whole))
+            assert ours is not None
+            assert ours != theirs
 
     def test_noise_protects_labels_alone(self) -> None:
         options = replace(SMALL, noise=3.0, epochs=1)
@@ -356,6 +394,12 @@ class TestOptions:
     def test_tables_that_do_not_fit_are_refused(self) -> None:
         parties = {"guest": "guest", "host0": "host"}
         narrow = Setup("host0", parties, tables(columns=2)["host0"], SEED, ROWS)
+        wide = tables(columns=3)["host0"]
+        for spoilt in (np.full(ROWS, 7.0), wide.features[:, 0] * 2 + 1):
+            # A constant, or another column over again, hides nothing.
+            features = np.column_stack([wide.features[:, :2], spoilt])
+            with pytest.raises(ValueError, match="has 2 columns that differ"):
+                KIND.make(SMALL, replace(narrow, table=replace(wide, features=features)))
         with pytest.raises(ValueError, match="could hold the columns themselves"):
             KIND.make(SMALL, narrow)
         fine = replace(narrow, table=tables()["host0"])

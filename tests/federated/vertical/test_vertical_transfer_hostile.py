@@ -19,12 +19,15 @@ from federated.vertical.parties import PeerFault, Sent, run_local
 from federated.vertical.pipeline import check_roles
 from federated.vertical.tables import Table
 from federated.vertical.transfer import roles
+from federated.vertical.transfer.curve import latent_tables
 from federated.vertical.transfer.kind import KIND
+from federated.vertical.transfer.leakage import watched
 from federated.vertical.transfer.model import HostModel, load
 from federated.vertical.transfer.options import TransferOptions
 from federated.vertical.transfer.residues import Residues
 from federated.vertical.transfer.sealed import FLAT, TERM_SCALE, WEIGHT_SCALE, Owner, Plan, Weigher
 from federated.vertical.wire import Blobs, pack, unpack
+from models.metrics import auc
 
 # As many copies as outputs: each output is one product, without a rotation.
 ROWS, FEATURES, WIDTH = 12, 2, 4
@@ -213,6 +216,37 @@ def run(given: dict[str, Setup], options: TransferOptions = OPTIONS, **more: Any
         for name, one in given.items()
     }
     return run_local(made, **more)
+
+
+class TestSums:
+    """The limit of the promise, as stated: sums of the same rows, step after step."""
+
+    def test_a_host_solves_its_sums_for_labels_and_for_phi(self) -> None:
+        options, rows = TransferOptions(), 98
+        guest_table, host_table = latent_tables(3_000, 1)
+        common, rest = np.arange(rows), np.arange(rows, 2_000)
+        parties = {"guest": "guest", "host": "host"}
+        given = Setup("guest", parties, guest_table.take(common), 0, rows, rest=guest_table.take(rest))
+        _, guest = roles.guest_side(options, given, 2)
+        scaling, host = roles.host_side(options, Setup("host", parties, host_table.take(common), 0, rows), 3)
+        guessed = watched(guest, host, np.random.default_rng(4))
+        assert guest_table.labels is not None
+        labels = guest_table.labels
+        # Who knew all causes of a label could guess it with .84.
+        assert sided(labels[common], guessed.labels) > 0.92
+        # Customers that nobody asked the guest about.
+        vectors = HostModel(scaling, host.weights).partial(host_table.features[2_000:])
+        joint = sided(labels[2_000:], vectors @ guest.phi())
+        assert sided(labels[2_000:], vectors @ guessed.phi) > joint - 0.03 > 0.7
+        truth = host.vectors()
+        apart = [np.corrcoef(truth[:, column], guessed.guest[:, column])[0, 1] for column in range(8)]
+        assert 0.3 < np.mean(apart) < 0.9
+
+
+def sided(labels: np.ndarray, scores: np.ndarray) -> float:
+    """AUC of scores whose sign is not known."""
+    found = auc(labels, scores)
+    return max(found, 1 - found)
 
 
 class TestOlderMessages:
