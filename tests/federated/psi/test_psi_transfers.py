@@ -13,7 +13,7 @@ import federated.psi.transfers as module
 from federated.psi.cuckoo import TableFull, bins_for, build, places
 from federated.psi.hashing import split
 from federated.psi.members import Arrange
-from federated.psi.oblivious import CODE_BYTES, codes, evaluate, outputs, own
+from federated.psi.oblivious import CODE_BYTES, WIDTH, codes, evaluate, outputs, own
 from federated.psi.terms import Learns, Terms
 from federated.psi.transfer import choose, offer
 from federated.psi.transfers import transfers
@@ -151,6 +151,13 @@ def test_transcript_depends_on_sizes_alone_but_for_the_result() -> None:
 
 def test_values_tell_nothing_of_their_ids() -> None:
     outcomes = [meet(ONE, OTHER, side(Terms("first")), bodies=True) for _ in range(2)]
+    elements = [
+        element
+        for kind in ("psi.ot.choices", "psi.ot.reply")
+        for outcome in outcomes
+        for element in split(outcome.transcript.of(kind=kind)[0].body or b"", 32)
+    ]
+    assert len(elements) == len(set(elements)) == 2 * 3 * WIDTH  # each transfer has its own exponents
     for number in range(3):
         sets = []
         for outcome in outcomes:

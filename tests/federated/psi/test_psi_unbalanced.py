@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.psi.filters import HASH_BYTES, HashFilter, digest, size
+from federated.psi.group import hashed
+from federated.psi.hashing import split
 from federated.psi.limits import Ledger
 from federated.psi.members import MemoryMembers
-from federated.psi.terms import Learns, Terms
-from federated.psi.unbalanced import Prepared, asker, owner, prepare
-from federated.vertical.parties import Outcome, PeerFault, Progress, Receive, Role, Twist, run_local
+from federated.psi.terms import Learns, Session, Terms
+from federated.psi.unbalanced import Prepared, _wanted, asker, owner, prepare
+from federated.vertical.parties import Incoming, Outcome, PeerFault, Progress, Receive, Role, Twist, run_local
+from federated.vertical.wire import pack
 from tests.support.psi import bodies, check, expected, ids, repeating, replacing, resumed, shape
 
 LARGE, SMALL = [f"u{at}" for at in range(300)], [f"u{at}" for at in range(290, 310)]
@@ -49,7 +52,7 @@ def test_strangers_pass_as_rarely_as_said_and_bits_are_few() -> None:
     assert 8 * size(count, 10) / count < 13
 
 
-@pytest.mark.parametrize("change", ["short", "bits", "count", "marks", "long", "order"])
+@pytest.mark.parametrize("change", ["short", "bits", "count", "marks", "long", "order", "beyond"])
 def test_filters_that_are_none(change: str) -> None:
     data = bytearray(HashFilter.of(hashes(100, 1), 20).to_bytes())
     if change == "short":
@@ -62,6 +65,10 @@ def test_filters_that_are_none(change: str) -> None:
         data[9] ^= 0x80
     elif change == "long":
         data += b"x"
+    elif change == "beyond":  # a mark in the bits that fill up the last byte
+        marks = np.unpackbits(np.frombuffer(data[9:38], np.uint8))
+        marks[np.flatnonzero(marks)[-1]], marks[-1] = 0, 1
+        data[9:38] = np.packbits(marks).tobytes()
     else:
         made = HashFilter.of(hashes(100, 1), 20)
         numbers = made.numbers.copy()
@@ -91,7 +98,7 @@ def run(
         "a": asker("b", partial(MemoryMembers, ids(small)), terms, first=True, held=held),
         "b": owner("a", ids(LARGE), kept or prepared(), replace(terms, budget=ledger), first=False),
     }
-    return run_local(roles, twist=twist)
+    return run_local(roles, twist=twist, bodies=True)
 
 
 @pytest.mark.parametrize("learns", ["both", "first"])
@@ -200,6 +207,35 @@ def test_queries_are_limited_over_runs() -> None:
 
 def test_transcript_depends_on_sizes_alone_but_for_the_result() -> None:
     assert shape(run(Terms("first"))) == shape(run(Terms("first"), small=[f"x{at}" for at in range(20)]))
+
+
+def test_who_is_asked_sees_other_elements_in_each_run_and_no_hash() -> None:
+    outcomes = [run(Terms(chunk=7), kept=prepared()) for _ in range(2)]
+    asked = [
+        element
+        for outcome in outcomes
+        for body in bodies(outcome, "psi.ask")
+        for element in split((body or b"")[4:], 32)
+    ]
+    assert len(asked) == len(set(asked)) == 2 * len(SMALL)
+    assert not {hashed(b"function", one.encode()) for one in SMALL} & set(asked)
+    for outcome in outcomes:
+        (named,) = bodies(outcome, "psi.values")
+        values = split(named or b"", HASH_BYTES)
+        assert len(values) == 10
+        assert values == sorted(values)  # nothing is left of the order in which they were asked
+
+
+@pytest.mark.parametrize(("bits", "theirs"), [(19, 10), (20, 9), (20, 11)])
+def test_a_filter_of_another_set_or_of_few_bits_is_refused(bits: int, theirs: int) -> None:
+    held = HashFilter.of(hashes(10, 1), bits)
+    role = _wanted("b", Session(bytes(32), 5, theirs, 8), held, 2**20, 20)
+    next(role)
+    offer = pack({"digest": digest(held.to_bytes()), "bits": bits})
+    role.send(Incoming("b", "psi.filter.offer", offer))
+    with pytest.raises(PeerFault) as caught:
+        role.send(None)
+    assert (caught.value.peer, caught.value.rule) == ("b", "filter")
 
 
 def test_other_ids_than_prepared_are_refused() -> None:
