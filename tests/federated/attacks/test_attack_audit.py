@@ -84,7 +84,7 @@ class NoLocal(LocalNoise):
         start: Array,
         threshold: float | None = None,
     ) -> Reported:
-        return Reported({"difference": self._clip(layout, vectors["difference"], self.section.clip)[0]})
+        return Reported({"difference": self._clipped(layout, vectors["difference"], self.section.clip)[0]})
 
 
 class HalfCentral(CentralNoise):
