@@ -92,6 +92,23 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does: what was begun is ended in order.
+
+    Only the main thread may enter it.
+    """
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def stop_with_parent(
     stop: threading.Event,
     descriptor: int = 0,

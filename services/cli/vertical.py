@@ -120,23 +120,28 @@ def party(
     """
     import os
 
-    from services.processes import configure_logging, limit_threads
+    from services.processes import configure_logging, interrupted_by_sigterm, limit_threads
 
     limit_threads(os.environ)
     from services.cli.output import note, waiting
+    from services.vertical.main import STOPPED
     from services.vertical.party import prepare, run_party
     from services.vertical.workers import workers as processes
 
-    with _refusals(), waiting() as line:
-        config = _config(context)
-        configure_logging(config.party.name)
-        with processes(config.party.workers) as several:
-            report = run_party(
-                prepare(config, several),
-                progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
-                listening=lambda port: note(f"{config.party.name} listens on port {port}"),
-                fresh=fresh,
-            )
+    try:
+        with _refusals(), interrupted_by_sigterm(), waiting() as line:
+            config = _config(context)
+            configure_logging(config.party.name)
+            with processes(config.party.workers) as several:
+                report = run_party(
+                    prepare(config, several),
+                    progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
+                    listening=lambda port: note(f"{config.party.name} listens on port {port}"),
+                    fresh=fresh,
+                )
+    except KeyboardInterrupt as error:
+        told = f"Interrupted; {STOPPED}."
+        raise CommandFailed(Exit.INTERRUPTED, "", told) from error
     _show(context, {"job": config.job.model_dump(mode="json"), "parties": {config.party.name: report}})
 
 
@@ -189,12 +194,13 @@ def run(
     import tempfile
 
     from services.cli.output import note, waiting
-    from services.processes import limit_threads
+    from services.processes import interrupted_by_sigterm, limit_threads
 
     limit_threads(os.environ)
-    from services.vertical.jobs import find_kind
+    from services.vertical.jobs import find_kind, settings_of
     from services.vertical.splitting import halves, is_whole, open_whole, write_split
     from services.vertical.trial import (
+        FILE,
         find_parties,
         parse_pairs,
         pooled,
@@ -204,11 +210,17 @@ def run(
         write_files,
     )
 
-    with _refusals():
+    with _refusals(), interrupted_by_sigterm():
         kind = find_kind(job)
         wanted: dict[str, Any] = {"what": job, "align": align, "seed": seed, "test": test}
         wanted |= {"options": parse_pairs(option or []), "psi": parse_pairs(psi or [])}
+        settings_of(wanted)
         folder = out or Path(tempfile.mkdtemp(prefix="headwater-vertical-"))
+        if any(folder.glob(f"*/{FILE}")):
+            # Before anything of it is written over.
+            raise CommandFailed(
+                Exit.USAGE, f"{folder} has a trial already", "Name another folder with --out."
+            )
         tables = Path(data)
         if is_whole(data):
             whole = open_whole(data, id_column=id_column, label_column=label)
@@ -414,7 +426,10 @@ def _refusals() -> Iterator[None]:
         ) from error
     except PeerGone as error:
         raise CommandFailed(
-            Exit.NOT_READY, str(error), "Start that party again: all go on from their last checkpoint."
+            Exit.NOT_READY,
+            str(error),
+            "Start that party again: all go on from their last checkpoint. `headwater fl vertical check` tells "
+            "whether it answers.",
         ) from error
     except zmq.ZMQError as error:
         code = Exit.ADDRESS_IN_USE if error.errno == zmq.EADDRINUSE else Exit.SETTINGS

@@ -52,6 +52,7 @@ class RpcClient:
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._known: dict[str, str] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -128,7 +129,7 @@ class RpcClient:
                 self._close(next(iter(self._sockets)))
             socket = self._context.socket(zmq.DEALER)
             configure(socket, self._security)
-            self._refusals[peer] = Refusal(self._context, socket, peer)
+            self._refusals[peer] = Refusal(self._context, socket, peer, self._known.pop(peer, ""))
             socket.connect(f"tcp://{peer}")
         self._sockets[peer] = socket
         return socket
@@ -142,6 +143,9 @@ class RpcClient:
         """Close the connection to ``peer``, with whatever waits in it: a later call starts afresh."""
         with self._lock:
             if peer in self._sockets:
+                # Whoever calls again and again tells of it once.
+                if why := self._refusals[peer].why():
+                    self._known[peer] = why
                 self._close(peer)
 
     def _close(self, peer: str) -> None:

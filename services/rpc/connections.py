@@ -24,10 +24,14 @@ _TELL_S: Final = 10.0
 _CRYPTOGRAPHIC: Final = 0x1100_0001
 _MISMATCH: Final = 0x1100_0002
 _HINTS: Final = {
-    _CRYPTOGRAPHIC: "the client expects another server: the server.public files of the two ends differ",
+    _CRYPTOGRAPHIC: "the client expects another server: the server.public files of the two ends differ (parties of "
+    "a joint job: the client's [peers] has another key)",
     _MISMATCH: "one end uses keys and the other does not: rpc.keys has to be set on both, or on neither",
 }
-_UNKNOWN_KEY: Final = "the server does not know this client's key: `headwater keys add` there lets it in"
+_UNKNOWN_KEY: Final = (
+    "the server does not know this client's key: `headwater keys add` there lets it in (a party of a joint job: "
+    "[peers] in its file)"
+)
 _numbers = itertools.count()
 _log = logging.getLogger(__name__)
 
@@ -47,12 +51,13 @@ def _monitor(context: zmq.Context[Any], socket: zmq.Socket[Any], events: int) ->
 class ConnectionCounts:
     """``accepted_total`` − ``established_total``: connections that never finished a handshake of ours.
 
-    ``refused_total``: handshakes by clients whose key is not allowed.
+    ``refused_total``: handshakes by clients whose key is not allowed. ``last``: why the last one failed that told why.
     """
 
     accepted_total: int = 0
     established_total: int = 0
     refused_total: int = 0
+    last: str = ""
 
 
 class Connections:
@@ -90,9 +95,11 @@ class Connections:
             counts.accepted_total += 1
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             counts.established_total += 1
-        elif (hint := _HINTS.get(value)) and self._monotonic() - self._told_s >= _TELL_S:
-            self._told_s = self._monotonic()
-            _log.warning("a connection was refused: %s", hint)
+        elif hint := _HINTS.get(value):
+            counts.last = hint
+            if self._monotonic() - self._told_s >= _TELL_S:
+                self._told_s = self._monotonic()
+                _log.warning("a connection was refused: %s", hint)
 
     def close(self) -> None:
         """Stop counting; before the socket closes."""
@@ -109,8 +116,11 @@ class Refusal:
     ZeroMQ does not try again after such a handshake, so a socket tells of one at most.
     """
 
-    def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], peer: str) -> None:
-        self._socket, self._peer = socket, peer
+    def __init__(
+        self, context: zmq.Context[Any], socket: zmq.Socket[Any], peer: str, known: str = ""
+    ) -> None:
+        """``known``: what an earlier socket told of ``peer``, which is not logged again."""
+        self._socket, self._peer, self._known = socket, peer, known
         self._events = _monitor(
             context, socket, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )
@@ -122,7 +132,8 @@ class Refusal:
             event, value = _EVENT.unpack(self._events.recv_multipart()[0])
             auth = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             self._why = _UNKNOWN_KEY if auth else _HINTS.get(value, "it is not a server of ours")
-            _log.warning("%s does not answer: %s", self._peer, self._why)
+            if self._why != self._known:
+                _log.warning("%s does not answer: %s", self._peer, self._why)
         return self._why
 
     def close(self) -> None:

@@ -61,6 +61,8 @@ class Gate:
     ) -> None:
         self.let_in_total = 0
         self.refused_total = 0
+        self.last = ""
+        """Why somebody was refused last."""
         self._allowed, self._monotonic = allowed, monotonic
         self._told_s = float("-inf")
         self.socket = context.socket(zmq.REP)
@@ -83,10 +85,14 @@ class Gate:
 
     def _refused(self, why: str) -> None:
         self.refused_total += 1
+        self.last = why
         if self._monotonic() - self._told_s >= _TELL_S:
             self._told_s = self._monotonic()
             _log.warning(
-                "refused: %s (%d so far); `headwater keys add` lets a key in", why, self.refused_total
+                "refused: %s (%d so far); `headwater keys add` lets a key in (at a party of a joint job: [peers] in "
+                "its file)",
+                why,
+                self.refused_total,
             )
 
     def close(self) -> None:

@@ -146,6 +146,11 @@ class RpcServer:
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
+    @property
+    def turned_away(self) -> str:
+        """Why somebody was turned away last; empty where nobody was, or it is not known."""
+        return (self._gate.last if self._gate is not None else "") or self.connections.last
+
     def link(self, address: str, security: Security | None) -> Link:
         """A connection to another server that ``wait`` waits for, too. ``unlink`` it when it is done with."""
         link = Link(self._context, address, security, self._monotonic)

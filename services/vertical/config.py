@@ -43,8 +43,9 @@ Relative paths start at the file's folder.
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -53,18 +54,27 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from services.settings.units import Duration, DurationOrNone, parse_size
+from services.vertical.mistakes import formed, told, with_port
 
 MOST_PEERS: Final = 32
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
-Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-HashedKey = Annotated[str, StringConstraints(pattern=r"^(read|write|admin):[0-9a-f]{64}$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+Name = Annotated[
+    str, formed(r"[A-Za-z][A-Za-z0-9_-]{0,31}", "a name: a letter, then at most 31 letters, digits, _ or -")
+]
+Key = Annotated[
+    str, formed(r"[0-9a-f]{64}", "64 hexadecimal digits (0-9, a-f), as that party's party.public has them")
+]
+HashedKey = Annotated[
+    str, formed(r"(read|write|admin):[0-9a-f]{64}", "a key as `headwater config new-key` makes it")
+]
+_host_port: Final = formed(r"[^\s/]+:[0-9]{1,5}", "HOST:PORT")
+HostPort = Annotated[str, _host_port, with_port(0)]
+PeerAddress = Annotated[str, _host_port, with_port(1)]
 RoleName = Literal["guest", "host", "coordinator"]
 
 
@@ -97,7 +107,7 @@ class PeerSection(_Section):
 
     role: RoleName
     key: Key
-    address: HostPort | None = None
+    address: PeerAddress | None = None
 
 
 class DataSection(_Section):
@@ -120,6 +130,23 @@ class JobSection(_Section):
     options: dict[str, Any] = Field(default_factory=dict)
     psi: dict[str, Any] = Field(default_factory=dict)
     """Options of the alignment."""
+
+    @field_validator("options", "psi")
+    @classmethod
+    def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
+        # The parties compare their jobs as JSON, which has no such numbers: different ones would look alike.
+        for name, value in options.items():
+            if any(isinstance(one, float) and not math.isfinite(one) for one in _leaves(value)):
+                raise ValueError(f"{name} is not a finite number")
+        return options
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    else:
+        yield value
 
 
 class PsiSection(_Section):
@@ -225,8 +252,7 @@ def parse_party(found: Mapping[str, Any], folder: Path, what: str = "the party's
     try:
         config = PartyConfig.model_validate(found)
     except ValidationError as error:
-        told = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
-        raise ConfigRefused(f"{what}: " + "; ".join(told)) from error
+        raise ConfigRefused(f"{what}: {'; '.join(told(error, PartyConfig))}") from error
     party = config.party.model_copy(
         update={"keys": folder / config.party.keys, "state": folder / config.party.state}
     )

@@ -10,12 +10,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
-from services.processes import configure_logging, limit_threads
+from services.processes import configure_logging, interrupted_by_sigterm, limit_threads
+
+STOPPED: Final = "start it again, and all go on from their last common checkpoint"
+"""What becomes of a party that was told to end: the others wait for it."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the party of the file; 0 when all is done, 1 after a failure that was told."""
+    """Run the party of the file; 0 when all is done, 1 after a failure that was told, 130 when it was interrupted."""
     limit_threads(os.environ)
     from services.vertical.config import load_party
     from services.vertical.party import prepare, run_party
@@ -38,10 +42,13 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_party(Path(arguments[0]))
         configure_logging(config.party.name)
-        with workers(config.party.workers) as several:
+        with interrupted_by_sigterm(), workers(config.party.workers) as several:
             report = run_party(
                 prepare(config, several), progress=progress, listening=lambda port: tell({"listening": port})
             )
+    except KeyboardInterrupt:
+        tell({"error": f"Interrupted: {STOPPED}"})
+        return 130
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         from services.vertical.failures import EXPECTED

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -80,6 +81,7 @@ class Network:
         self._names = {peer.key.hex(): name for name, peer in peers.items()}
         self._parked: dict[str, tuple[Call, float]] = {}
         self._called_s: dict[str, float] = {}
+        self._why: dict[str, str] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._woken, self._waker = os.pipe()
@@ -107,6 +109,14 @@ class Network:
     def port(self) -> int | None:
         """The port that is listened on."""
         return None if self._server is None else self._server.port
+
+    def why(self, peer: str) -> str:
+        """Why ``peer`` may not be heard, as far as is known here, to stand after that it is not; empty for nothing."""
+        told = self._why.get(peer, "")
+        turned_away = "" if self._server is None else self._server.turned_away
+        if turned_away and self.session.silent_s(peer, 0.0) == math.inf:
+            told += f"; this party turned somebody away: {turned_away}"
+        return told
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
         def run() -> None:
@@ -249,11 +259,15 @@ class Network:
             _log.warning("%s: %s", name, error)
             return None
         if reply is None:
+            refusal = client.refusal(address)
+            self._why[name] = f"; {address} {f'says: {refusal}' if refusal else 'does not answer'}"
             client.forget(address)
             return None
         if isinstance(reply, Failure):
             if reply.code != "replaced":
-                _log.warning("%s answered: %s: %s", name, reply.code, reply.message[:200])
+                told = f"{reply.code}: {reply.message[:200]}"
+                self._why[name] = f"; {address} answers: {told}"
+                _log.warning("%s answered: %s", name, told)
             return None
         return self._heard(name, reply, version)
 
@@ -262,7 +276,9 @@ class Network:
             answer = _decoder.decode(reply.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             _log.warning("%s answered with a frame that cannot be read", name)
+            self._why[name] = "; it answers with frames that cannot be read: of another version of Headwater?"
             return None
+        self._why.pop(name, None)
         with self.changed:
             self.session.was_told(name, version)
             self._hear(name, answer, reply.arrays)

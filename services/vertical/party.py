@@ -27,6 +27,7 @@ from federated.vertical.parties import Alone, Make, PartResult, Progress, Worker
 from federated.vertical.pipeline import SEEN, Alignment, joint
 from federated.vertical.tables import Table
 from federated.vertical.wire import Bytes, Text, pack, unpack
+from services.rpc.errors import KeysError
 from services.rpc.security import KeyPair
 from services.vertical.columns import open_tables
 from services.vertical.config import ConfigRefused, PartyConfig
@@ -94,6 +95,8 @@ def prepare(config: PartyConfig, workers: Workers | None = None) -> Prepared:
         alignment = Alignment(psi, parse_options(psi, job.psi))
         seen = {**psi.seen, **seen}
     keys = load_party_keys(config.party.keys)
+    if same := [name for name, peer in config.peers.items() if peer.key == keys.public.hex()]:
+        raise KeysError(f"peers.{same[0]}.key is this party's own; ask {same[0]} for its party.public")
     whole = table = None
     if config.data is not None and not own.streamed:
         tables = open_tables(config.data)
@@ -132,6 +135,9 @@ def run_party(
         before = store.result()
         if before is not None:
             _log.info("%s: this job was done before, and its result is here; --fresh begins anew", me)
+            # Now: whoever was ended between its result and these files may be the last of all parties.
+            report = report_of(prepared, before, store.traffic(), 0.0)
+            leave_behind(prepared, before, report)
         done = b"" if before is None else bytes.fromhex(str(before.figures[RUN]))
         pulse, clock = prepared.pulse, SteadyClock()
         session = Session(
@@ -158,8 +164,10 @@ def run_party(
                 result = runner.run()
             finally:
                 network.close()
-        report = report_of(prepared, result, runner.traffic, time.monotonic() - began_s)
-        leave_behind(prepared, result, report)
+        if before is None or result.figures[RUN] != before.figures[RUN]:
+            report = report_of(prepared, result, runner.traffic, time.monotonic() - began_s)
+            leave_behind(prepared, result, report)
+        store.settle(str(result.figures[RUN]))
         return report
     finally:
         store.close()

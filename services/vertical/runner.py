@@ -9,6 +9,7 @@ Exceptions::
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from federated.vertical.parties import (
     Log,
     Make,
     PartResult,
+    PeerFault,
     Progress,
     Receive,
     ReceiveAny,
@@ -33,12 +35,14 @@ from federated.vertical.parties import (
 from services.vertical.network import Network
 from services.vertical.pulse import Pulse
 from services.vertical.session import Attempt
-from services.vertical.store import KEEP, StateFolder
+from services.vertical.store import KEEP, StateDamaged, StateFolder
 
 RUN: Final = "run"
 """The figure that tells runs apart."""
 LINGER_S: Final = 3.0
 """How long a party that ends stays so that the others hear of it."""
+RETURN_S: Final = 10.0
+"""How long a party that comes back stays, though all had their results before: one of them may begin anew."""
 FAREWELL_S: Final = 0.5
 """How long the last word, that all are done, may take: whoever misses it stays ``LINGER_S``."""
 _LOOK_S: Final = 0.5
@@ -129,7 +133,7 @@ class Runner:
         with self._network.changed:
             self._begun_s = self._monotonic()
             while (attempt := session.agreed()) is None:
-                self._look_around(gathering=True)
+                self._look_around()
             self._network.wake()
         self.traffic.attempts += 1
         _log.info(
@@ -151,6 +155,14 @@ class Runner:
                     self._look()
                 try:
                     effect = role.send(answer)
+                except PeerFault as fault:
+                    if fault.peer in self._peers:
+                        raise
+                    # What roles read beside messages is the state that they go on from.
+                    raise StateDamaged(
+                        f"checkpoint {attempt.label} cannot be used: {fault}; it may be of another version of "
+                        "Headwater, and --fresh begins the job anew"
+                    ) from fault
                 except StopIteration as end:
                     result: PartResult = end.value
                     return result
@@ -255,7 +267,7 @@ class Runner:
         finally:
             session.waits = ()
 
-    def _look_around(self, gathering: bool = False) -> None:
+    def _look_around(self) -> None:
         """Wait for a change, with ``changed`` held. Raises what makes waiting pointless."""
         self._look()
         self._network.changed.wait(_LOOK_S)
@@ -275,22 +287,32 @@ class Runner:
                     self._me, name, silent_s, self._patience.wait_s,
                 )  # fmt: skip
             if silent_s >= self._patience.dead_after_s + self._patience.wait_s:
-                what = "did not come" if gathering and session.silent_s(name, now) > 1e9 else "is gone"
-                raise PeerGone(name, f"{what}: not heard for {silent_s:.0f} s")
+                what = "is gone" if session.silent_s(name, now) < math.inf else "did not come"
+                aside = "; the result of this party is kept" if session.phase == "done" else ""
+                raise PeerGone(
+                    name, f"{what}: not heard for {silent_s:.0f} s{self._network.why(name)}{aside}"
+                )
 
     def _leave(self) -> None:
         """Stay until all parties have their results and know of ours."""
         session = self._network.session
+        settled = self._store.settled(session.result.hex())
+        return_s = min(RETURN_S, self._patience.wait_s)
         with self._network.changed:
             since_s = self._monotonic()
-            # Whoever has its result and said so may have left before it heard of ours.
-            self._wait(
-                lambda: (
-                    session.all_done() or (not session.not_done() and self._monotonic() - since_s > LINGER_S)
-                ),
-                session.not_done,
-                lambda: "its result is awaited",
-            )
+
+            def over() -> bool:
+                now = self._monotonic()
+                absent = session.not_done()
+                if not absent:
+                    # Whoever has its result and said so may have left before it heard of ours.
+                    return session.all_done() or now - since_s > LINGER_S
+                away = all(session.silent_s(name, now) == math.inf for name in absent)
+                return settled and away and now - since_s > return_s
+
+            self._wait(over, session.not_done, lambda: "its result is awaited")
+            if absent := session.not_done():
+                _log.info("%s: %s did not come back; all had their results", self._me, " and ".join(absent))
             session.leaves()
             self._network.wake()
             self._network.changed.wait_for(session.all_told, FAREWELL_S)

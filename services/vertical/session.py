@@ -243,6 +243,11 @@ class Session:
             if peer.status is None or (peer.status.durable < label and peer.status.phase != "done")
         )
 
+    @property
+    def result(self) -> bytes:
+        """The view of the attempt whose result is on our disk; empty for none."""
+        return self._result
+
     def all_done(self) -> bool:
         """Whether every party has its result, and knows that we have ours."""
         return self.phase == "done" and all(

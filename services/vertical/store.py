@@ -4,6 +4,7 @@
     result              the same of the part's result
     table               the digest of the table that they belong to
     traffic             what was sent and received until the last checkpoint
+    settled             the run whose result all parties have
 
 A file of another party, job or label is so as good as a damaged one.
 
@@ -111,7 +112,8 @@ class StateFolder(HeldFolder):
         for later in self.labels():
             if later > label:
                 (self.folder / f"checkpoint-{later}").unlink(missing_ok=True)
-        (self.folder / "result").unlink(missing_ok=True)
+        for name in ("result", "settled"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def keep_result(self, result: PartResult) -> None:
         """Put the part's result on disk."""
@@ -120,6 +122,14 @@ class StateFolder(HeldFolder):
     def result(self) -> PartResult | None:
         """The result, where there is one. Raises StateDamaged."""
         return read_result(self._read("result")) if (self.folder / "result").exists() else None
+
+    def settle(self, run: str) -> None:
+        """Note that all parties have the result of ``run``."""
+        self._write("settled", run.encode())
+
+    def settled(self, run: str) -> bool:
+        """Whether all parties have the result of ``run``, as far as is known here. Raises StateDamaged."""
+        return (self.folder / "settled").exists() and self._read("settled") == run.encode()
 
     def keep_traffic(self, traffic: Traffic, seconds: float) -> None:
         """Put on disk what was sent and received until now; this process took ``seconds``."""
@@ -141,7 +151,7 @@ class StateFolder(HeldFolder):
         """Forget all of it: the job begins anew."""
         for label in self.labels():
             (self.folder / f"checkpoint-{label}").unlink(missing_ok=True)
-        for name in ("result", "table", "traffic"):
+        for name in ("result", "settled", "table", "traffic"):
             (self.folder / name).unlink(missing_ok=True)
 
     def belongs_to(self, table: bytes) -> None:

@@ -193,7 +193,9 @@ def run_trial(
                     )
                 continue
             if "error" in line:
-                raise TrialFailed(_cause(name, str(line["error"]), lines))
+                raise TrialFailed(
+                    f"{_cause(name, str(line['error']), lines)}; the parties' files: {_above(files)}"
+                )
             if "report" in line:
                 reports[name] = line["report"]
             told(name, line)
@@ -213,6 +215,11 @@ def run_trial(
         for process in running.values():
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def _above(files: Mapping[str, Path]) -> Path:
+    """The folder that has all parties' folders."""
+    return next(iter(files.values())).parent.parent
 
 
 def _read(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -10,6 +13,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from federated.vertical.parties import Alone, Workers
+
+
+def _end_with_parent() -> None:
+    """Let this process end when its party's does, however that dies: it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), name="parent-watch", daemon=True).start()
 
 
 class Processes:
@@ -24,7 +39,7 @@ class Processes:
         if self._pool is None:
             # Not forked: this process has threads that hold locks and sockets.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._count, mp_context=context)
+            self._pool = ProcessPoolExecutor(self._count, mp_context=context, initializer=_end_with_parent)
         found: list[Any] = []
         waiting: deque[Future[Any]] = deque()
         for chunk in chunks:

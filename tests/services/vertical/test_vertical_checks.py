@@ -154,8 +154,8 @@ def _address_of_nobody(folder: Path) -> None:
     change(folder / "party.toml", r'listen = "[^"]*"', 'listen = "192.0.2.1:7400"')
 
 
-def _port_beyond(folder: Path) -> None:
-    change(folder / "party.toml", r'address = "[^"]*"', 'address = "127.0.0.1:99999"')
+def _no_brackets(folder: Path) -> None:
+    change(folder / "party.toml", r'address = "[^"]*"', 'address = "::1:7400"')
 
 
 def _psi(folder: Path, text: str) -> None:
@@ -178,7 +178,7 @@ def _psi(folder: Path, text: str) -> None:
         (_damaged_count, "psi.most_ids_of_a_peer", "not known what peers asked"),
         (_state_below_a_file, "state", "no folder that can be written to"),
         (_address_of_nobody, "party.listen", "Cannot assign requested address"),
-        (_port_beyond, "peers.shop", "not a port"),
+        (_no_brackets, "peers.shop", "an IPv6 host needs brackets"),
     ],
 )
 def test_what_is_wrong_is_named_with_a_next_step(

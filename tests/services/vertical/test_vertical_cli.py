@@ -75,6 +75,8 @@ def test_a_table_of_ones_own_is_split_and_run_on_and_reported(
         assert text in shown
     assert headwater("report", str(out / "host")) == 0
     assert "host" in capsys.readouterr().out
+    assert headwater("run", "sums", "--data", str(parts), "--out", str(out)) == Exit.USAGE
+    assert f"{out} has a trial already" in capsys.readouterr().err
 
 
 def test_a_trial_that_fails_names_the_party_whose_fault_it_was(
@@ -86,7 +88,8 @@ def test_a_trial_that_fails_names_the_party_whose_fault_it_was(
     )
     code = headwater("run", "sums", "--data", str(parts), "--align", "psi", "--option", "fails_at=1")
     assert code == Exit.REFUSED
-    assert "guest: ValueError: the guest's role fails" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "guest: ValueError: the guest's role fails; the parties' files: /" in told
 
 
 def test_keys_check_and_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +114,7 @@ def test_keys_check_and_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("party",), Exit.USAGE, "--config FILE names the party's file"),
         (("party", "--config", "none.toml"), Exit.SETTINGS, "cannot be read"),
         (("run", "sum", "--data", "."), Exit.SETTINGS, "did you mean 'sums'"),
+        (("run", "sums", "--data", ".", "--option", "turn=3"), Exit.SETTINGS, "did you mean 'turns'"),
         (("run", "sums", "--data", "none/x"), Exit.SETTINGS, "is no folder"),
         (("report", "none"), Exit.SETTINGS, "cannot be read as a report"),
         (("split", "none.csv", "--out", "x", "--label", "y"), Exit.BAD_INPUT, "cannot be read"),
@@ -134,15 +138,30 @@ CONFIG: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("section", "change", "why"),
     [
-        ("party", {"liste": "x"}, "party.liste: Extra inputs"),
+        ("party", {"liste": "x"}, "party.liste: is unknown; did you mean 'listen'?"),
+        ("party", {"name": None}, "party.name: "),
         ("party", {"name": "shop"}, "also the name of a peer"),
+        ("party", {"listen": "127.0.0.1:99999"}, "party.listen: 99999 is not a port between 0 and 65535"),
+        ("party", {"listen": "7400"}, "party.listen: is not HOST:PORT"),
         ("party", {"listen": None}, "shop without an address"),
         ("party", {"role": "host"}, "label is for the guest alone"),
+        ("data", {"columns": []}, "data.columns: is neither a file's name nor a list of columns' names"),
         ("party", {"role": "coordinator"}, "a coordinator has none"),
         ("party", {"dead_after": "soon"}, "not a number and a unit"),
-        ("peers", {"shop": {"role": "host", "key": "A" * 64}}, "peers.shop.key"),
+        ("peers", {"shop": {"role": "host", "key": "A" * 64}}, "peers.shop.key: is not 64 hexadecimal"),
+        (
+            "peers",
+            {"shop": {"role": "host", "kye": "a" * 64}},
+            "peers.shop.kye: is unknown; did you mean 'key'",
+        ),
+        (
+            "peers",
+            {"post": {"role": "host", "key": "b" * 64, "address": "shop:0"}},
+            "peers.post.address: 0 is",
+        ),
         ("peers", {"post": {"role": "host", "key": "a" * 64}}, "the same key"),
         ("job", {"test": 1.5}, "job.test"),
+        ("job", {"options": {"turns": [1, float("nan")]}}, "job.options: turns is not a finite number"),
         ("serve", {"api_keys": ["read:x"]}, "serve.api_keys.0"),
     ],
 )

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from federated.vertical.parties import Checkpoint, Make, PartResult, PeerAborted, Role, Send, receive
+from federated.vertical.parties import (
+    Checkpoint,
+    Make,
+    PartResult,
+    PeerAborted,
+    PeerFault,
+    Role,
+    Send,
+    receive,
+)
 from services.rpc.security import KeyPair
 from services.vertical.channel import UNIT_BYTES, ChannelLimits
 from services.vertical.network import Network, Peer
 from services.vertical.runner import Patience, PeerGone, Runner
 from services.vertical.session import Session
-from services.vertical.store import StateFolder, StateNotKept
+from services.vertical.store import StateDamaged, StateFolder, StateNotKept
 from tests.support.vertical import free_ports
 
 NAMES = ("a", "b")
@@ -152,7 +161,8 @@ def test_a_disk_without_room_ends_the_run_which_goes_on_later(
     real = os.fsync
 
     def full(handle: int) -> None:
-        if (tmp_path / "a" / ".checkpoint-2.new").exists():
+        # By the handle: the other party's thread writes at the same time.
+        if Path(f"/proc/self/fd/{handle}").readlink() == tmp_path / "a" / ".checkpoint-2.new":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
@@ -168,6 +178,21 @@ def test_a_disk_without_room_ends_the_run_which_goes_on_later(
         "a": 2,
         "b": 2,
     }
+
+
+def test_a_checkpoint_that_its_role_cannot_read_is_named_with_the_way_out(tmp_path: Path) -> None:
+    def role(state: bytes | None) -> Role[PartResult]:
+        raise PeerFault("this checkpoint", "malformed", "5 fields, expected 3")
+        yield
+
+    for name in NAMES:
+        store = StateFolder(tmp_path / name)
+        store.keep(0, b"of an older version")
+        store.close()
+    found = both(tmp_path, {"a": role, "b": asks("a", 1, 1, False)}, ChannelLimits())
+    assert isinstance(found["a"], StateDamaged)
+    assert str(found["a"]).startswith("checkpoint 0 cannot be used: this checkpoint: malformed: 5 fields")
+    assert str(found["a"]).endswith("--fresh begins the job anew")
 
 
 @pytest.mark.parametrize("knowing", ["ab", "a", "b"])
