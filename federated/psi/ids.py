@@ -10,6 +10,7 @@ What is not an id is named with examples: empty ones, repeated ones (the first r
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 MOST_ID_BYTES: Final = 256
 EXAMPLES: Final = 5
+_FLOAT: Final = re.compile(rb"[0-9]+\.0|[0-9](\.[0-9]+)?[eE]\+[0-9]{2,3}")
 
 Case = Literal["keep", "fold"]
 Rows = npt.NDArray[np.int64]
@@ -133,6 +135,16 @@ def normalise(texts: Iterable[str], rule: IdRule) -> Ids:
     if refused.count:
         raise IdsRefused(f"texts that are no ids: {refused.named()}")
     return Ids(values, np.array(rows, np.int64), empty.named(), repeated.named())
+
+
+def floats(ids: Ids) -> Named:
+    """Ids that a spreadsheet or a column of floats seems to have made of whole numbers (7.0, 4.47E+11): they are
+    compared as they stand, and the other parties' are probably written in full."""
+    found = _Naming()
+    for value, row in zip(ids.values, ids.rows.tolist(), strict=True):
+        if _FLOAT.fullmatch(value):
+            found.add(row, value.decode())
+    return found.named()
 
 
 class _Naming:

@@ -97,7 +97,7 @@ class Checkpoint:
     """From here ``state`` is enough to go on; ``label`` is larger than the one before. Answered with None."""
 
     label: int
-    state: bytes
+    state: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,23 +31,25 @@ def check(
 
     The rule: Unicode's form NFC, no white space at the ends, UTF-8, 1 to 256 bytes, no control characters.
     """
-    from federated.psi.ids import IdRule, IdsRefused, normalise
+    from federated.psi.ids import IdRule, IdsRefused, floats, normalise
     from services.cli.output import print_json, print_table
     from services.psi.files import read_ids
 
     options: Options = context.obj
+    rule: dict[str, Any] = {"case": case}
     with _refusals():
         try:
-            ids = normalise(read_ids(file, column), IdRule("fold" if case == "fold" else "keep"))
+            ids = normalise(read_ids(file, column), IdRule(**rule))
         except IdsRefused as error:
             checks = [("texts are ids", False, str(error))]
             count = 0
         else:
-            count = len(ids)
+            count, made = len(ids), floats(ids)
             checks = [
                 ("texts are ids", True, ""),
                 ("every row has an id", not ids.empty.count, str(ids.empty)),
                 ("every id stands once", not ids.repeated.count, str(ids.repeated)),
+                ("no number is written as 7.0 or 4.47E+11", not made.count, str(made)),
             ]
     if options.json:
         rows = [dict(zip(("check", "passed", "detail"), one, strict=True)) for one in checks]

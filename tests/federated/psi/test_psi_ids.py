@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.psi.ids import MOST_ID_BYTES, IdRefused, IdRule, IdsRefused, normalise
+from federated.psi.ids import MOST_ID_BYTES, IdRefused, IdRule, IdsRefused, floats, normalise
 
 KEEP, FOLD = IdRule(), IdRule("fold")
 
@@ -62,6 +62,13 @@ def test_empty_and_repeated_rows_are_named() -> None:
     assert found.repeated.count == 2
     assert "row 2 ('')" in found.complaint
     assert "row 4 ('a')" in found.complaint
+
+
+def test_numbers_that_a_spreadsheet_wrote_are_named() -> None:
+    fine = ["7", "7.5", "a7.0", "1e5", "1.0.0", "7.00", ".0", "1E5+10"]
+    found = floats(normalise([*fine, "70.0", "", "4.47E+11", "1e+05", "70.0"], KEEP))
+    assert found.examples == ((8, "70.0"), (10, "4.47E+11"), (11, "1e+05"))
+    assert found.count == 3
 
 
 def test_many_examples_are_few() -> None:

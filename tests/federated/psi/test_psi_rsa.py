@@ -75,6 +75,8 @@ def test_hash_is_full_domain_and_bound_to_key_and_purpose() -> None:
     assert max(hashes) * 100 > public.n * 95
     assert all(math.gcd(number, public.n) == 1 for number in hashes)
     assert full_domain_hash(public, b"x") % other.n != full_domain_hash(other, b"x")
+    # Bound to the key, not only reduced by it.
+    assert full_domain_hash(PublicKey(public.n, 65_539), b"x") != full_domain_hash(public, b"x")
     assert full_domain_hash(public, b"\0", b"proof") != full_domain_hash(public, b"\0")
 
 

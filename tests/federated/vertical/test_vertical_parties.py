@@ -203,3 +203,7 @@ def test_labels_rise_and_what_is_said_is_kept() -> None:
         run_local({"a": role()})
     outcome = run_local({"a": (effect for effect in (Progress(1, 2, "rows"), Log("x")))})  # type: ignore[dict-item]
     assert outcome.effects["a"] == [Progress(1, 2, "rows"), Log("x")]
+
+
+def test_the_secrets_of_a_checkpoint_are_not_shown() -> None:
+    assert "exponent" not in repr(Checkpoint(1, b"exponent"))

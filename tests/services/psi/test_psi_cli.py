@@ -119,6 +119,11 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text("id\na\nA\n")
     assert headwater("check", str(path)) == Exit.OK
     assert headwater("check", str(path), "--case", "fold") == Exit.CHECK_FAILED
+    assert headwater("check", str(path), "--case", "Fold") == Exit.USAGE
+    path.write_text("id\n7\n8.0\n")
+    capsys.readouterr()
+    assert headwater("check", str(path)) == Exit.CHECK_FAILED
+    assert "row 2 ('8.0')" in capsys.readouterr().out
     path.write_text("id\na\x07\n")
     assert headwater("check", str(path)) == Exit.CHECK_FAILED
 
