@@ -16,7 +16,8 @@ from federated.psi.hashing import split
 from federated.psi.ids import IdRule
 from federated.psi.limits import Ledger
 from federated.psi.members import Arrange, MemoryFolder, spool
-from federated.psi.terms import Learns, Terms, Wants
+from federated.psi.resume import stretched
+from federated.psi.terms import Learns, Terms, Wants, greet
 from federated.vertical.parties import PeerFault, Role, Stalled, Twist, run_local
 from tests.support.psi import check, drawing, expected, meet, members, repeating, replacing, resumed, shape
 
@@ -205,6 +206,44 @@ def test_lost_message_is_waited_for() -> None:
 
     with pytest.raises(Stalled, match=r"psi\.tags"):
         meet(ONE, OTHER, sides(Terms(chunk=50)), twist=lost)
+
+
+def test_a_session_is_of_both_nonces() -> None:
+    keys = []
+    for mine, theirs in ((1, 2), (1, 3), (4, 2)):
+        roles = {
+            "a": greet(True, "b", "ecdh", Terms(), 5, drawing(mine)),
+            "b": greet(False, "a", "ecdh", Terms(), 5, drawing(theirs)),
+        }
+        results = run_local(roles).results
+        assert results["a"] == results["b"]
+        keys.append(results["a"].key)
+    assert len(set(keys)) == 3
+
+
+def test_who_learns_nothing_takes_nothing_of_its_budget() -> None:
+    ledgers = {name: Ledger(1_000) for name in "ab"}
+
+    def side(peer: str, arrange: Arrange, first: bool, state: bytes | None = None) -> Role[Any]:
+        terms = Terms("first", chunk=7, budget=ledgers["a" if first else "b"])
+        return ecdh(peer, arrange, terms, first=first, state=state)
+
+    kept = meet(ONE, OTHER, side).checkpoints
+    roles = {
+        "a": side("b", members(ONE), True, kept["a"][2]),
+        "b": side("a", members(OTHER), False, kept["b"][2]),
+    }
+    run_local(roles, label=2)
+    assert (ledgers["a"].spent, ledgers["b"].spent) == ({}, {"a": 30 + 30 - 2 * 7})
+
+
+def test_what_is_drawn_again_after_a_restart() -> None:
+    one, again = (stretched(bytes(32), b"x") for _ in range(2))
+    parts = [one(40), one(40)]
+    assert parts == [again(40), again(40)]
+    assert parts[0] != parts[1]
+    for other in (stretched(b"\1" * 32, b"x"), stretched(bytes(32), b"y")):
+        assert other(40) not in parts
 
 
 def test_sets_that_no_checkpoint_takes_are_refused_before_anything_leaves() -> None:

@@ -47,6 +47,7 @@ def test_rule_is_idempotent_and_blind_to_the_form_of_unicode(text: str) -> None:
         ("a\nb", "control"),
         ("\ud800", "surrogate"),
         ("x" * (MOST_ID_BYTES + 1), "257 bytes"),
+        ("é" * (MOST_ID_BYTES // 2 + 1), "258 bytes"),
     ],
 )
 def test_what_is_no_id(text: str, why: str) -> None:

@@ -239,6 +239,7 @@ def test_pairwise_intersections_do_not_show(monkeypatch: pytest.MonkeyPatch) -> 
         (replacing("psi.store", lambda body: body[:-16], sender="p2"), "p2", "count"),
         (replacing("psi.ask", lambda body: body[:4] + bytes(32) + body[36:]), "p0", "element"),
         (replacing("psi.common", lambda body: bytes(16)), "p0", "positions"),
+        (replacing("psi.common", lambda body: bytes(16 * 3)), "p0", "count"),
         (replacing("psi.result", lambda body: bytes(32), sender="p1"), "p1", "result"),
     ],
 )

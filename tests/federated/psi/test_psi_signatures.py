@@ -168,6 +168,7 @@ def _unproved(body: bytes) -> bytes:
         (repeating("psi.tags", "b"), "b", "order"),
         (replacing("psi.common", lambda body: body[:-8] + (99).to_bytes(8, "little")), "a", "positions"),
         (replacing("psi.common", lambda body: body[:-16] + body[-8:] * 2), "a", "positions"),
+        (replacing("psi.common", lambda body: pack({"positions": np.array([-1, 3])})), "a", "positions"),
         (replacing("psi.result", lambda body: bytes(32), sender="a"), "a", "result"),
     ],
 )

@@ -226,6 +226,14 @@ def test_who_is_asked_sees_other_elements_in_each_run_and_no_hash() -> None:
         assert values == sorted(values)  # nothing is left of the order in which they were asked
 
 
+def test_a_filter_of_too_many_bytes_is_not_taken() -> None:
+    role = _wanted("b", Session(bytes(32), 5, 1_000, 8), None, size(1_000, 20) - 1, 20)
+    next(role)
+    role.send(Incoming("b", "psi.filter.offer", pack({"digest": bytes(32), "bits": 20})))
+    with pytest.raises(PeerFault, match="are taken"):
+        role.send(None)
+
+
 @pytest.mark.parametrize(("bits", "theirs"), [(19, 10), (20, 9), (20, 11)])
 def test_a_filter_of_another_set_or_of_few_bits_is_refused(bits: int, theirs: int) -> None:
     held = HashFilter.of(hashes(10, 1), bits)
@@ -259,6 +267,7 @@ def test_other_ids_than_prepared_are_refused() -> None:
         (repeating("psi.answer", "b"), "b", "order"),
         (replacing("psi.values", lambda body: body[:16] + body), "a", "repeated"),
         (replacing("psi.values", lambda body: body[:-1]), "a", "count"),
+        (replacing("psi.values", lambda body: hashes(len(SMALL) + 1, 1).tobytes()), "a", "count"),
         (replacing("psi.held", lambda body: body + b"\0"), "b", "count"),
         (replacing("psi.held", lambda body: b"\0" + body[1:]), "a", "result"),
     ],
