@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,20 @@ def test_sets_on_disk_resumed_in_new_folders(tmp_path: Path, monkeypatch: pytest
     assert (
         max(len(state) for state in whole.checkpoints["a"].values()) < 16_384
     )  # sizes of files, not their bytes
+
+
+def test_a_mark_is_on_disk_with_all_that_it_stands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    folder = DiskFolder(tmp_path / "folder")
+    for name in ("a", "b", "a"):
+        folder.append(name, b"1")
+    folder.mark()
+    inodes = {name: (tmp_path / "folder" / name).stat().st_ino for name in ("", "a", "b")}
+    assert sorted(synced) == sorted(inodes.values())
+    synced.clear()
+    folder.append("b", b"2")
+    folder.mark()
+    assert sorted(synced) == sorted((inodes[""], inodes["b"]))

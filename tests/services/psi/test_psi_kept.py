@@ -135,6 +135,27 @@ class TestFileBudget:
             budget.spend("bank", 1)
 
 
+def test_what_is_kept_is_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        KeptFolder(tmp_path / "keep").write("signer-2048", b"secret")
+        FileCache(tmp_path / "keep").put(places(1), hashes(1))
+        FileBudget(tmp_path / "keep", 10, KEYS).spend("bank", 1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "keep").stat().st_mode & 0o777 == 0o700
+    rights = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "keep").iterdir()}
+    assert {name: rights[name] for name in ("signer-2048", "signatures", "asked")} == dict.fromkeys(
+        ("signer-2048", "signatures", "asked"), 0o600
+    )
+    assert set(rights) == {
+        "signer-2048",
+        "signatures",
+        "asked",
+        "asked.lock",
+    }  # nothing half written beside them
+
+
 def test_what_is_kept_spares_the_next_unbalanced_run(tmp_path: Path) -> None:
     """The owner's set is prepared once, and its filter travels once; another set is prepared anew, and travels."""
     parties = {"bank": "guest", "shop": "host"}
