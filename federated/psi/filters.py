@@ -35,10 +35,7 @@ class HashFilter:
     bits: int
 
     def __post_init__(self) -> None:
-        if not LEAST_BITS <= self.bits <= MOST_BITS:
-            raise ValueError(f"{LEAST_BITS} to {MOST_BITS} bits, not {self.bits}")
-        if len(self.numbers) > MOST_IDS or self.bits + _high(len(self.numbers)) > _MOST_UNIVERSE:
-            raise ValueError(f"{len(self.numbers)} hashes with {self.bits} bits are too many")
+        check_fits(len(self.numbers), self.bits)
 
     @classmethod
     def of(cls, hashes: Tags, bits: int) -> HashFilter:
@@ -83,6 +80,14 @@ class HashFilter:
         if (numbers[1:] < numbers[:-1]).any():
             raise ValueError("a filter that is not sorted")
         return cls(numbers, bits)
+
+
+def check_fits(count: int, bits: int) -> None:
+    """Raise ValueError where there is no filter of ``count`` hashes with ``bits``."""
+    if not LEAST_BITS <= bits <= MOST_BITS:
+        raise ValueError(f"{LEAST_BITS} to {MOST_BITS} bits, not {bits}")
+    if count > MOST_IDS or bits + _high(count) > _MOST_UNIVERSE:
+        raise ValueError(f"a filter with {bits} bits is not for {count} hashes: take fewer bits")
 
 
 def size(count: int, bits: int) -> int:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from federated.psi.agreement import confirm
-from federated.psi.filters import HASH_BYTES, HashFilter, digest, size
+from federated.psi.filters import HASH_BYTES, HashFilter, check_fits, digest, size
 from federated.psi.function import answer, ask, owned
 from federated.psi.group import SCALAR_BYTES, check_scalar, scalar
 from federated.psi.hashing import (
@@ -147,12 +147,15 @@ def owner(
     """The large side. ``prepared``: of these ids in their order; without it they are prepared within the run, with a
     filter of ``bits``, and ``ready`` is told, so that it can be kept for later runs.
 
-    Raises ValueError where it is of other ids, or not what a checkpoint stands on; PeerFault.
+    Raises ValueError where it is of other ids, or not what a checkpoint stands on, or where there is no such filter;
+    PeerFault.
     """
     if asks(first, terms):
         raise ValueError("the party that learns the result is the asker")
     if prepared is not None and not prepared.fits(ids):
         raise ValueError("the ids are not those that were prepared: prepare anew")
+    if prepared is None:
+        check_fits(len(ids), bits)  # before the work that it would end
     workers = Alone() if workers is None else workers
     arrange = partial(MemoryMembers, ids)
     begun = yield from begin(first, peer, "unbalanced", terms, arrange, draw, state, _OWNER)

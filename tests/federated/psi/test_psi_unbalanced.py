@@ -18,7 +18,17 @@ from federated.psi.limits import Ledger
 from federated.psi.members import MemoryMembers
 from federated.psi.terms import Learns, Session, Terms
 from federated.psi.unbalanced import Prepared, _wanted, asker, owner, prepare
-from federated.vertical.parties import Incoming, Outcome, PeerFault, Progress, Receive, Role, Twist, run_local
+from federated.vertical.parties import (
+    Incoming,
+    Outcome,
+    PeerFault,
+    Progress,
+    Receive,
+    Role,
+    Send,
+    Twist,
+    run_local,
+)
 from federated.vertical.wire import pack
 from tests.support.psi import bodies, check, expected, ids, repeating, replacing, resumed, shape
 
@@ -244,6 +254,13 @@ def test_a_filter_of_another_set_or_of_few_bits_is_refused(bits: int, theirs: in
     with pytest.raises(PeerFault) as caught:
         role.send(None)
     assert (caught.value.peer, caught.value.rule) == ("b", "filter")
+
+
+def test_bits_that_are_too_many_for_the_set_are_refused_before_any_work() -> None:
+    many = ids(f"u{at}" for at in range(2**14 + 1))
+    with pytest.raises(ValueError, match="take fewer bits"):
+        next(owner("a", many, None, Terms(), first=False, bits=48))
+    assert isinstance(next(owner("a", many, None, Terms(), first=False, bits=47)), Send)
 
 
 def test_other_ids_than_prepared_are_refused() -> None:
