@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 MOST_COLUMNS: Final = 10_000
 MOST_ROWS: Final = 50_000_000
+_MISSING: Final = frozenset({"", "na", "n/a", "nan", "null"})
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
 NAMED: Final = 5
 """Examples in a message about wrong rows."""
 
@@ -94,8 +97,8 @@ def read_table(
     others where that is left out.
 
     Without ``id_column`` rows are numbered from 1.
-    An empty cell, ``NA`` or ``NaN`` is a missing feature. Raises TableRefused: not readable, a column that is not
-    there, a cell that is no finite number, an empty or repeated id, a missing label.
+    An empty cell, ``NA``, ``N/A``, ``NaN`` or ``null`` is a missing feature. Raises TableRefused: not readable, a
+    column that is not there, a cell that is no finite number, an empty or repeated id, a missing label.
     """
     try:
         columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
@@ -111,15 +114,30 @@ def read_table(
     _check_ids(ids, path)
     labels = None
     if label_column is not None:
-        labels = _numbers(columns.pop(label_column), path, label_column)
+        try:
+            labels = _numbers(columns.pop(label_column), label_column)
+        except _NoNumbers as error:
+            raise TableRefused(
+                f"{path}, {error}. Labels are numbers: write 1 for yes, and 0 for no"
+            ) from error
         if missing := np.flatnonzero(np.isnan(labels)).tolist():
             raise TableRefused(f"{path}: no label in rows {[row + 1 for row in missing[:NAMED]]}")
     names = tuple(columns) if features is None else tuple(features)
     if wrong := [name for name in names if name not in columns or names.count(name) > 1]:
         raise TableRefused(f"{path}: {wrong[0]!r} is asked for twice, or is the column of ids or labels")
     found = np.empty((len(ids), len(names)))
+    unread: list[str] = []
     for place, name in enumerate(names):
-        found[:, place] = _numbers(columns[name], path, name)
+        try:
+            found[:, place] = _numbers(columns[name], name)
+        except _NoNumbers as error:
+            unread.append(str(error))
+    if unread:
+        more = f"; and {len(unread) - NAMED} columns more" if len(unread) > NAMED else ""
+        raise TableRefused(
+            f"{path}, {'; '.join(unread[:NAMED])}{more}. Only numbers are learned from: leave other columns out, "
+            "or write categories and dates as numbers"
+        )
     return Table(ids, found, names, labels)
 
 
@@ -164,6 +182,8 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             _check_names(header, path)
+            if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+                raise TableRefused(f"{path}: columns are parted by {other!r}; write the file with commas")
             rows: list[list[str]] = []
             for row in reader:
                 if not row:
@@ -176,7 +196,7 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
                     raise TableRefused(f"{path} has more than {MOST_ROWS} rows")
                 rows.append(row)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise TableRefused(f"{path} is no CSV in UTF-8: {error}") from error
+            raise TableRefused(f"{path} is no CSV in UTF-8: {error}; save it as one") from error
     if not rows:
         return dict.fromkeys(header, ())
     return dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -215,7 +235,11 @@ def _check_ids(ids: Sequence[str], path: Path) -> None:
         raise TableRefused(f"{path}: {len(repeated)} ids stand more than once, such as {repeated[:NAMED]}")
 
 
-def _numbers(cells: Sequence[Any], path: Path, name: str) -> npt.NDArray[np.float64]:
+class _NoNumbers(ValueError):
+    """A column with other cells; the message names it, and the first of them."""
+
+
+def _numbers(cells: Sequence[Any], name: str) -> npt.NDArray[np.float64]:
     try:
         found = np.array([_number(cell) for cell in cells], np.float64)
     except (ValueError, TypeError):
@@ -228,13 +252,12 @@ def _numbers(cells: Sequence[Any], path: Path, name: str) -> npt.NDArray[np.floa
         except (ValueError, TypeError):
             wrong = True
         if wrong:
-            raise TableRefused(
-                f"{path}, row {row + 1}, column {name!r}: {str(cell)[:40]!r} is no finite number"
-            )
+            comma = " (a decimal comma: write a point)" if _DECIMAL_COMMA.fullmatch(str(cell).strip()) else ""
+            raise _NoNumbers(f"row {row + 1}, column {name!r}: {str(cell)[:40]!r} is no finite number{comma}")
     return found
 
 
 def _number(cell: Any) -> float:
-    if cell is None or (isinstance(cell, str) and cell.strip() in ("", "NA", "NaN", "nan")):
+    if cell is None or (isinstance(cell, str) and cell.strip().lower() in _MISSING):
         return math.nan
     return float(cell)

@@ -35,6 +35,9 @@ def register(
         if context.obj.json:
             print_json(found)
             return
+        if not found:
+            print("no line of the audit log tells of them" if ids else "nothing was asked of this party yet")
+            return
         columns = ("at", "who", "rows", "outcome", "request_id")
         print_table(columns, [[entry.get(column, "") for column in columns] for entry in found])
 

@@ -66,6 +66,14 @@ def keys(
         print(f"\nThe others put it into their files as peers.NAME.key; the secret stays in {folder}.")
 
 
+@app.command("example")
+def example() -> None:
+    """Print a party's file with all that may be in it, to change: `headwater fl vertical example > party.toml`."""
+    from services.vertical.example import EXAMPLE
+
+    print(EXAMPLE.read_text(encoding="utf-8"), end="")
+
+
 @app.command("check")
 def check(context: typer.Context) -> None:
     """Check a party's file (--config FILE): keys, table, ids, job, folders, ports, and whether peers answer.
@@ -96,7 +104,8 @@ def check(context: typer.Context) -> None:
         ]
         print_json({**told, "checks": rows})
     else:
-        for key, value in told.items():
+        parties = ", ".join(f"{name} ({role})" for name, role in config.roles().items())
+        for key, value in (told | {"parties": parties}).items():
             print(f"{key:8} {value}")
         print()
         for one in checked.checks:
@@ -120,7 +129,7 @@ def party(
     """
     import os
 
-    from services.processes import configure_logging, interrupted_by_sigterm, limit_threads
+    from services.processes import configure_logging, limit_threads
 
     limit_threads(os.environ)
     from services.cli.output import note, waiting
@@ -128,20 +137,16 @@ def party(
     from services.vertical.party import prepare, run_party
     from services.vertical.workers import workers as processes
 
-    try:
-        with _refusals(), interrupted_by_sigterm(), waiting() as line:
-            config = _config(context)
-            configure_logging(config.party.name)
-            with processes(config.party.workers) as several:
-                report = run_party(
-                    prepare(config, several),
-                    progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
-                    listening=lambda port: note(f"{config.party.name} listens on port {port}"),
-                    fresh=fresh,
-                )
-    except KeyboardInterrupt as error:
-        told = f"Interrupted; {STOPPED}."
-        raise CommandFailed(Exit.INTERRUPTED, "", told) from error
+    with _interrupts(STOPPED), _refusals(), waiting() as line:
+        config = _config(context)
+        configure_logging(config.party.name)
+        with processes(config.party.workers) as several:
+            report = run_party(
+                prepare(config, several),
+                progress=lambda step: line(f"{step.what}: {step.done} of {step.total or '?'}"),
+                listening=lambda port: note(f"{config.party.name} listens on port {port}"),
+                fresh=fresh,
+            )
     _show(context, {"job": config.job.model_dump(mode="json"), "parties": {config.party.name: report}})
 
 
@@ -194,7 +199,7 @@ def run(
     import tempfile
 
     from services.cli.output import note, waiting
-    from services.processes import interrupted_by_sigterm, limit_threads
+    from services.processes import limit_threads
 
     limit_threads(os.environ)
     from services.vertical.jobs import find_kind, settings_of
@@ -210,7 +215,7 @@ def run(
         write_files,
     )
 
-    with _refusals(), interrupted_by_sigterm():
+    with _interrupts("all parties were ended"), _refusals():
         kind = find_kind(job)
         wanted: dict[str, Any] = {"what": job, "align": align, "seed": seed, "test": test}
         wanted |= {"options": parse_pairs(option or []), "psi": parse_pairs(psi or [])}
@@ -367,7 +372,11 @@ def _config(context: typer.Context) -> PartyConfig:
 
     options: Options = context.obj
     if options.config is None:
-        raise CommandFailed(Exit.USAGE, "--config FILE names the party's file")
+        raise CommandFailed(
+            Exit.USAGE,
+            "--config FILE names the party's file",
+            "`headwater fl vertical example > party.toml` writes one to change.",
+        )
     return load_party(options.config)
 
 
@@ -390,6 +399,18 @@ def _tell(sections: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, ...]]
 
 
 @contextmanager
+def _interrupts(then: str) -> Iterator[None]:
+    """Within the block Ctrl-C and SIGTERM end the command in order; ``then``: what is so then, for people."""
+    from services.processes import interrupted_by_sigterm
+
+    try:
+        with interrupted_by_sigterm():
+            yield
+    except KeyboardInterrupt as error:
+        raise CommandFailed(Exit.INTERRUPTED, "", f"Interrupted; {then}.") from error
+
+
+@contextmanager
 def _refusals() -> Iterator[None]:
     """What parties may meet with, each with the exit code that says what to do."""
     import zmq
@@ -405,10 +426,20 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except TableRefused as error:
-        raise CommandFailed(Exit.BAD_INPUT, str(error), "Mend the table, or name its columns.") from error
-    except (ConfigRefused, JobRefused) as error:
         raise CommandFailed(
-            Exit.SETTINGS, str(error), "`headwater fl vertical check` checks a file."
+            Exit.BAD_INPUT,
+            str(error),
+            "Mend the table, or name its columns: --id and --label, or those of [data] in a party's file.",
+        ) from error
+    except ConfigRefused as error:
+        raise CommandFailed(
+            Exit.SETTINGS,
+            str(error),
+            "`headwater fl vertical example` prints a party's file, `check --config FILE` checks one.",
+        ) from error
+    except JobRefused as error:
+        raise CommandFailed(
+            Exit.SETTINGS, str(error), "`headwater fl vertical kinds` lists kinds of jobs and their options."
         ) from error
     except StateInUse as error:
         raise CommandFailed(Exit.ALREADY_RUNNING, str(error), "Stop the other process.") from error

@@ -1,44 +1,6 @@
-"""A party's own file (TOML). ``[job]`` has to be the same at every party; all else is this party's::
+"""A party's own file (TOML): ``example.toml`` has all sections with what they mean (``headwater fl vertical example``).
 
-    [party]
-    name = "bank"
-    role = "guest"                # guest (has the labels), host, coordinator
-    keys = "keys"                 # a folder with party.public and party.secret (`headwater fl vertical keys`)
-    state = "state"               # checkpoints, results and reports
-    listen = "0.0.0.0:7400"       # left out: this party calls its peers, and is not called
-
-    [peers.shop]
-    role = "host"
-    address = "shop.example:7400" # left out: the peer calls us
-    key = "64 hexadecimal digits"
-
-    [data]                        # left out at a coordinator
-    path = "bank.csv"
-    id = "id"
-    label = "y"                   # at the guest alone
-    columns = ["age", "income"]   # or "binning.json", which kind binning leaves; left out: all
-
-    [job]
-    what = "linear"
-    align = "psi"                 # psi, or none: rows are in the same order at all parties already
-    seed = 0
-    test = 0.3                    # part of the joint rows that is held out to measure on
-    [job.options]
-    epochs = 20
-
-    [psi]                         # this party's own folders for intersections; may be left out
-    keep = "psi"                  # what one run leaves to the next: the signer's key and signatures, prepared sets
-    disk = "/scratch/psi"         # sets beyond memory lie there (ecdh, rsa)
-    most_ids_of_a_peer = 1000000  # each peer may ask about so many ids, over all runs that share ``keep``
-
-    [serve]                       # joint inference (`headwater fl vertical serve`)
-    listen = "127.0.0.1:8400"     # the guest's REST
-    deadline = "1s"               # for the hosts; past it the guest's part answers alone
-    metrics = "127.0.0.1:8401"    # at a host: its health and metrics; left out: nowhere
-    rows = "all"                  # at a host: all of its table, or those that were joint in the training
-    audit_keep = "30d"            # lines of the audit log that are never dropped; left out: the oldest are
-
-Relative paths start at the file's folder.
+``[job]`` has to be the same at every party; all else is this party's. Relative paths start at the file's folder.
 """
 
 from __future__ import annotations

@@ -266,8 +266,11 @@ class Network:
         if isinstance(reply, Failure):
             if reply.code != "replaced":
                 told = f"{reply.code}: {reply.message[:200]}"
-                self._why[name] = f"; {address} answers: {told}"
-                _log.warning("%s answered: %s", name, told)
+                why = f"; {address} answers: {told}"
+                if self._why.get(name) != why:
+                    # Once, not at every try: it is asked again until it is given up.
+                    _log.warning("%s answered: %s", name, told)
+                self._why[name] = why
             return None
         return self._heard(name, reply, version)
 

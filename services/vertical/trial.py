@@ -56,6 +56,8 @@ def find_parties(data: Path, kind: Kind[Any], *, coordinator: bool = False) -> l
     ``data`` may also be a folder and the beginning of names (``FOLDER/breast``). A coordinator is added where
     ``kind`` needs one, or where asked for. Raises ConfigRefused.
     """
+    if data.suffix in _SUFFIXES and not data.exists():
+        raise ConfigRefused(f"{data}: there is no such file")
     folder, prefix = (data, "") if data.is_dir() else (data.parent, data.name)
     if not folder.is_dir():
         raise ConfigRefused(f"{folder} is no folder")

@@ -17,7 +17,7 @@ from federated.vertical.linear.options import LinearOptions
 from federated.vertical.linear.solver import Scaling, Solver
 from federated.vertical.linear.surrogate import Surrogate, surrogate_of
 from federated.vertical.masks import Masks
-from federated.vertical.tables import Table
+from federated.vertical.tables import NAMED, Table
 
 Values = npt.NDArray[np.float64]
 
@@ -177,8 +177,9 @@ def own_table(setup: Setup, options: LinearOptions, guest: bool) -> Table:
         raise ValueError(f"{setup.me} is the guest and has no labels")
     values = np.unique(table.labels).tolist()
     if options.family == "logistic" and values not in ([0.0, 1.0], [-1.0, 1.0]):
+        there = ", ".join(f"{value:g}" for value in values[:NAMED]) + (", …" if len(values) > NAMED else "")
         raise ValueError(
-            f"labels of a logistic regression are 0 and 1, or -1 and 1, both present; there are {len(values)} values. "
+            f"labels of a logistic regression are 0 and 1, or -1 and 1, both present; there are {there}. "
             "family linear learns numbers, the kind boosting more classes, too"
         )
     if options.family == "linear":

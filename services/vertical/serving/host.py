@@ -113,7 +113,9 @@ class ServingHost:
     def _answer(self, call: Call) -> None:
         guest = self._guests.get(call.key)
         if guest is None or call.request.method not in (METHOD, HELLO):
-            self._server.fail(call, "unknown", "no such party, or no such method")
+            self._server.fail(
+                call, "unknown", "this process serves a trained model (`serve`), and takes part in no job"
+            )
             return
         if call.request.method == HELLO:
             self._server.answer(call, _encoder.encode(Hello(self._parts.runs)))

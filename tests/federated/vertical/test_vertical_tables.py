@@ -11,7 +11,7 @@ import pytest
 
 from federated.vertical.tables import Table, TableRefused, read_table, write_csv
 
-CSV = "id,y,age,sum\n a ,1,3,1.5\nb,0,,-2\nü,1,NA,0\n"
+CSV = "id,y,age,sum\n a ,1,3,1.5\nb,0,n/a,-2\nü,1,NA,0\n"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -49,6 +49,8 @@ def test_parquet_reads_the_same(tmp_path: Path) -> None:
         ("key,x\n1,2\n", "no column 'id'"),
         ("id,x\n1\n", "line 2: 1 cells, 2 columns"),
         ("id,x\n1,two\n", "row 1, column 'x': 'two'"),
+        ("id;x\n1;2\n", "parted by ';'"),
+        ('id,x,since,n\n1,"2,5",03.04.2020,1\n', "a decimal comma: write a point.; row 1, column 'since'"),
         ("id,x\n1,inf\n", "row 1, column 'x': 'inf'"),
         ("id,x\n1,0\n ,0\n", r"no id in 1 rows, such as rows \[2\]"),
         ("id,x\n1,0\n1,0\n", r"1 ids stand more than once, such as \['1'\]"),
@@ -63,6 +65,8 @@ def test_what_is_no_table_is_named(tmp_path: Path, text: str, why: str) -> None:
 def test_a_missing_label_and_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TableRefused, match=r"no label in rows \[1\]"):
         read_table(write(tmp_path, "id,y\n1,\n"), label_column="y")
+    with pytest.raises(TableRefused, match=r"column 'y': 'yes' is no finite number\. Labels are numbers"):
+        read_table(write(tmp_path, "id,y\n1,yes\n"), label_column="y")
     with pytest.raises(TableRefused, match="cannot be read"):
         read_table(tmp_path / "none.csv")
     (tmp_path / "no.parquet").write_bytes(b"no")

@@ -116,6 +116,8 @@ def test_keys_check_and_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("run", "sum", "--data", "."), Exit.SETTINGS, "did you mean 'sums'"),
         (("run", "sums", "--data", ".", "--option", "turn=3"), Exit.SETTINGS, "did you mean 'turns'"),
         (("run", "sums", "--data", "none/x"), Exit.SETTINGS, "is no folder"),
+        (("run", "sums", "--data", "none.csv"), Exit.SETTINGS, "none.csv: there is no such file"),
+        (("party",), Exit.USAGE, "`headwater fl vertical example > party.toml`"),
         (("report", "none"), Exit.SETTINGS, "cannot be read as a report"),
         (("split", "none.csv", "--out", "x", "--label", "y"), Exit.BAD_INPUT, "cannot be read"),
     ],
@@ -174,17 +176,10 @@ def test_a_wrong_file_of_a_party_is_named(
         parse_party(config, tmp_path)
 
 
-def test_the_example_in_the_docstring_of_a_partys_file_is_one(tmp_path: Path) -> None:
-    import services.vertical.config as module
-
-    assert module.__doc__ is not None
-    text = (
-        module.__doc__.partition("::\n")[2]
-        .partition("Relative paths")[0]
-        .replace("64 hexadecimal digits", "a" * 64)
-    )
+def test_the_example_of_a_partys_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert headwater("example") == 0
     path = tmp_path / "party.toml"
-    path.write_text("\n".join(line.removeprefix("    ") for line in text.splitlines()))
+    path.write_text(capsys.readouterr().out.replace("64 hexadecimal digits", "a" * 64))
     config = load_party(path)
     assert config.roles() == {"bank": "guest", "shop": "host"}
     assert config.party.state == tmp_path / "state"
