@@ -33,7 +33,7 @@ from federated.vertical.wire import Bytes, Int, Text, pack, unpack
 NONCE_BYTES: Final = 32
 COMMON_BYTES: Final = 16
 MOST_CHUNK: Final = 2**20
-_VERSION: Final = "psi-1"
+_VERSION: Final = "psi-2"
 
 Learns = Literal["both", "first", "second"]
 Wants = Literal["ids", "count"]

@@ -166,7 +166,7 @@ def _first_element(element: bytes) -> Callable[[bytes], bytes]:
         (replacing("psi.tags", lambda body: body[:-1], sender="a"), "count"),
         (replacing("psi.tags", lambda body: body[:4] + body[11:18] + body[11:], sender="a"), "repeated"),
         (replacing("psi.hello", lambda body: body[:-1], sender="a"), "malformed"),
-        (replacing("psi.hello", lambda body: body.replace(b"psi-1", b"psi-2"), sender="a"), "terms"),
+        (replacing("psi.hello", lambda body: body.replace(b"psi-2", b"psi-1"), sender="a"), "terms"),
         (replacing("psi.result", lambda body: bytes(32), sender="a"), "result"),
         (replacing("psi.agreed", lambda body: bytes(32), sender="a"), "result"),
     ],
