@@ -429,3 +429,19 @@ def test_labels_and_options_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=r"must be|not within"):
             BinningOptions(**wrong)
     assert json.loads(run(SMALL, given).results["bank"].model)["columns"] == ["secret0", "secret1"]
+
+
+def test_counts_that_do_not_add_up_are_the_hosts_fault() -> None:
+    """Each bin's alone could be: a column's together have every row of a class once."""
+    rows = make_rows(60)
+    given = tables(rows, labels_for(rows))["bank"]
+    assert given.labels is not None
+    setup = Setup("bank", PARTIES, given, 0, 60)
+    guest = guest_module._Guest(SMALL, setup, given, given.labels, np.unique(given.labels))
+    offer = guest_module.Offer(np.array([2, 2]), np.array([30, 30, 20, 40]))
+    ones = int(guest.totals[1])
+    right = np.array([[ones - 4], [4], [7], [ones - 7]])
+    assert [one.sum() for one in guest._counts("shop", offer, right)] == [60, 60]
+    wrong = right + np.array([[0], [0], [1], [0]])
+    with pytest.raises(PeerFault, match="shop: sums: the bins of a column do not add up"):
+        guest._counts("shop", offer, wrong)

@@ -21,6 +21,7 @@ from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
 from federated.vertical.pipeline import Alignment, joint
 from federated.vertical.split import roles
 from federated.vertical.split.events import events
+from federated.vertical.split.exchange import apart, read_rows
 from federated.vertical.split.kind import KIND
 from federated.vertical.split.leakage import (
     features_by_inversion,
@@ -30,7 +31,7 @@ from federated.vertical.split.leakage import (
     rows_sent,
 )
 from federated.vertical.split.model import GuestModel, HostModel, load
-from federated.vertical.split.network import Adam, Tower, flat, initialise
+from federated.vertical.split.network import Adam, Tower, batches, flat, initialise
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows, noised_step
 from federated.vertical.split.twin import train_plain
@@ -170,6 +171,26 @@ class TestResume:
             whole.results[name].model for name in given
         ]
 
+    def test_the_key_of_the_noise_is_drawn_and_kept(self) -> None:
+        for name, kept in run(SMALL, tables()).checkpoints.items():
+            drawn = 4 * (2 * SEEDS[name]).to_bytes(8, "little")
+            assert [apart(state)[2].key for state in kept.values()] == [drawn] * 4
+
+    def test_other_labels_after_a_restart_have_other_noise(self) -> None:
+        """The same noise on something else would tell what has changed."""
+        options, given = replace(SMALL, noise=1.0), tables()
+        whole = run(options, given, bodies=True)
+        states = {name: kept[0] for name, kept in whole.checkpoints.items()}
+        guest = given["guest"]
+        assert guest.labels is not None
+        order = next(batches(ROWS, options, SEED, 0))
+        labels = guest.labels.copy()
+        labels[order[0]] = 1 - labels[order[0]]
+        again = run(options, given | {"guest": replace(guest, labels=labels)}, states, label=0, bodies=True)
+        sent = [one.transcript.of(kind="gradients")[0].body for one in (whole, again)]
+        first, second = (read_rows(body or b"", "guest", len(order), options.width) for body in sent)
+        assert (first != second).all()
+
     def test_a_checkpoint_of_another_network_is_refused(self) -> None:
         given = tables()
         states = {name: kept[2] for name, kept in run(SMALL, given).checkpoints.items()}
@@ -281,6 +302,17 @@ class TestProtection:
         moved = float(np.linalg.norm(step(0.05, rows) - step(0.05, other)))
         assert 0.01 * 0.05 / 8 < moved <= 2 * 0.05 / 8 * (1 + 1e-4)
 
+    def test_every_step_of_both_sides_has_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stepped: list[str] = []
+
+        def step(net: Any, *rest: Any) -> None:
+            stepped.append(type(net).__name__)
+            noised_step(net, *rest)
+
+        monkeypatch.setattr(roles, "noised_step", step)
+        run(replace(SMALL, noise=1.0, epochs=1), tables())
+        assert sorted(stepped) == ["GuestNet"] * 3 + ["Tower"] * 3
+
     def test_the_statement_counts_two_releases_an_epoch(self) -> None:
         options = replace(SMALL, noise=3.0)
         figures = run(options, tables()).results["host0"].figures
@@ -320,19 +352,18 @@ class TestProtection:
         assert found[2.0][2] < 0.05
 
     def test_a_host_adds_up_the_epochs(self) -> None:
-        """Noise that hides labels in one epoch's gradients does not hide them in twelve, without any label known."""
+        """Noise that hides labels in one epoch's gradients does not hide them in twenty, without any label known."""
         given = tables(rows=600)
         labels = given["guest"].labels
         assert labels is not None
-        options = replace(SMALL, width=2, noise=1.0, batch=100, epochs=12)
+        options = replace(SMALL, width=2, noise=1.0, batch=100, epochs=20)
         outcome = run(options, given, bodies=True)
         ends = {"sender": "guest", "receiver": "host0"}
         gradients = np.array(
-            [rows_sent(outcome.transcript, options, 600, SEED, **ends, epoch=epoch) for epoch in range(12)]
+            [rows_sent(outcome.transcript, options, 600, SEED, **ends, epoch=epoch) for epoch in range(20)]
         )
-        assert labels_by_norm(gradients[-1], labels) < 0.6
-        assert labels_over_epochs(gradients[-1:], labels) < labels_over_epochs(gradients, labels) - 0.05
-        assert labels_over_epochs(gradients, labels) > 0.75
+        assert np.median([labels_over_epochs(gradients[[epoch]], labels) for epoch in range(20)]) < 0.7
+        assert labels_over_epochs(gradients, labels) > 0.8
 
 
 class TestTwoTowers:

@@ -186,6 +186,9 @@ class TestLayer:
             # Rounding of activations and gradients, and the blur: well below six of its deviations.
             assert np.abs(found - activations @ weights).max() < 7 * plan.blur
             assert np.abs(along - gradients @ weights.T).max() < 7 * plan.blur / rows
+            # And the blur is there.
+            assert np.std(found - activations @ weights) == pytest.approx(plan.blur, rel=0.3)
+            assert np.std(along - gradients @ weights.T) == pytest.approx(plan.blur / rows, rel=0.3)
             wanted = weights - plan.rate * rows / plan.stride * (activations.T @ gradients)
             weights = plan.weights(host.share, guest.share, "host")
             assert np.abs(weights - wanted).max() < 1e-3

@@ -25,7 +25,7 @@ from federated.vertical.transfer.options import TransferOptions
 from federated.vertical.transfer.sealed import FLAT, TERM_SCALE, Plan
 from federated.vertical.transfer.sides import GuestSide, HostSide, Side
 from federated.vertical.transfer.twin import gradients, loss_of, train_plain
-from federated.vertical.wire import Blobs, pack, unpack
+from federated.vertical.wire import Arr, Blobs, pack, unpack
 from models.metrics import auc
 
 ROWS, REST, SEED = 30, 25, 3
@@ -307,6 +307,18 @@ class TestPeers:
 
         with pytest.raises(PeerFault, match=f"host: {rule}"):
             run(replace(SMALL, gammas=(1.0,)), setups(), twist=twist)
+
+    def test_sums_beyond_the_modulus_are_no_sums(self) -> None:
+        def twist(sent: Sent) -> Iterable[tuple[str, bytes]]:
+            assert sent.body is not None
+            if sent.kind != "sums" or sent.sender != "host":
+                return [(sent.kind, sent.body)]
+            sums = unpack(sent.body, "host", {"sums": Arr("<u8", (None, None, None))})["sums"].copy()
+            sums[0, 0, 0] = Scheme(FLAT).primes[0]
+            return [(sent.kind, pack({"sums": sums}))]
+
+        with pytest.raises(PeerFault, match="host: malformed: numbers beyond"):
+            run(SMALL, setups(), twist=twist)
 
     def test_ciphertexts_mixed_up_are_noticed_or_only_spoil(self) -> None:
         """Sums of other masks than one's own are of their size."""
