@@ -54,7 +54,8 @@ KIND: Final = Kind(
         "nobody sees a gradient of another party",
         "gradient": "the receiver's own gradient of a batch, with the key holder's noise: at a host so many linear "
         "equations of the batch's residuals as it has columns, in the first epoch of its labels; batches for which "
-        "these could tell every 0/1 label are refused",
+        "these could tell every 0/1 label are refused. A restart repeats them with new noise, and who restarts often "
+        "averages it",
         "penalty": "nothing: the host's L2 term, encrypted",
         "loss": "the mean loss of the epoch, with the penalties; no row's",
         "verdict": "the mean loss of the epoch, and whether to stop",
