@@ -141,7 +141,13 @@ def run_party(
         done = b"" if before is None else bytes.fromhex(str(before.figures[RUN]))
         pulse, clock = prepared.pulse, SteadyClock()
         session = Session(
-            peers, config.agreed(), labels=store.labels(), done=done, me=me, work=lambda: pulse.count
+            peers,
+            config.agreed(),
+            labels=store.labels(),
+            runs=store.runs(),
+            done=done,
+            me=me,
+            work=lambda: pulse.count,
         )
         addresses = {name: Peer(bytes.fromhex(peer.key), peer.address) for name, peer in config.peers.items()}
         began_s = time.monotonic()

@@ -121,7 +121,7 @@ class Runner:
                 except _Interrupted:
                     _log.info("%s: a party began anew; all go on from the last common checkpoint", self._me)
                     with changed:
-                        session.begin(self._store.labels())
+                        session.begin(self._store.labels(), self._store.runs())
                         self._network.wake()
         except Exception as error:
             # Not when this process is told to end: then it may come back, and the others wait for it.
@@ -175,7 +175,7 @@ class Runner:
                 elif isinstance(effect, ReceiveAny):
                     answer = self._receive(effect.senders, effect.kind)
                 elif isinstance(effect, Checkpoint):
-                    self._keep(effect, labels)
+                    self._keep(effect, labels, attempt.view.hex())
                 elif isinstance(effect, Progress):
                     self._progress(effect)
                 elif isinstance(effect, Log):
@@ -218,7 +218,7 @@ class Runner:
         self.traffic.received_bytes[message.sender, message.kind[:MOST_KIND]] += len(message.body)
         return check_incoming(message, kind)
 
-    def _keep(self, effect: Checkpoint, labels: list[int]) -> None:
+    def _keep(self, effect: Checkpoint, labels: list[int], run: str) -> None:
         if labels and effect.label <= labels[-1]:
             raise ValueError(f"checkpoint {effect.label} after {labels[-1]}")
         session = self._network.session
@@ -232,7 +232,7 @@ class Runner:
                     lambda: f"its checkpoint {before} is awaited",
                 )
         self._store.keep_traffic(self.traffic, self._monotonic() - self._made_s)
-        self._store.keep(effect.label, effect.state)
+        self._store.keep(effect.label, effect.state, run)
         labels.append(effect.label)
         with self._network.changed:
             session.kept(effect.label)

@@ -27,9 +27,10 @@ import msgspec
 from federated.vertical.parties import MOST_REASON, Draw, PeerAborted, PeerFault
 from services.vertical.channel import MOST_UNITS, Channel, ChannelLimits, Unit
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 MOST_JOB: Final = 16_384
 MOST_LABELS: Final = 16
+MOST_RUN: Final = 64
 BOOT_BYTES: Final = 8
 VIEW_BYTES: Final = 16
 MOST_WAITS: Final = 64
@@ -49,7 +50,8 @@ class Status(msgspec.Struct, array_like=True, frozen=True):
     ``view``: that it holds; when it is done, of its result. ``durable``: the label of the last checkpoint on its disk,
     -1 for none. ``job``: the text that all have to agree on, while gathering. ``version``: rises with every change,
     since words may overtake each other on the way. ``work``: rises with all that its role gets done, or that it is
-    sent or has confirmed; ``waits``: the parties that its role waits for, none while it computes.
+    sent or has confirmed; ``waits``: the parties that its role waits for, none while it computes. ``runs``: in which
+    each of ``labels`` was made.
     """
 
     protocol: int
@@ -65,6 +67,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True):
     reason: str = ""
     work: int = 0
     waits: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -122,6 +125,7 @@ class Session:
         job: Mapping[str, object],
         *,
         labels: Sequence[int] = (),
+        runs: Mapping[int, str] | None = None,
         done: bytes = b"",
         limits: ChannelLimits | None = None,
         draw: Draw = os.urandom,
@@ -139,6 +143,7 @@ class Session:
         self._peers = {name: _Peer(Channel(name, limits or ChannelLimits())) for name in peers}
         self._boot, self._count = draw(BOOT_BYTES), 0
         self._labels: tuple[int, ...] = ()
+        self._runs: tuple[str, ...] = ()
         self._attempt: Attempt | None = None
         self.durable = -1
         self.phase: Phase = "gathering"
@@ -147,14 +152,16 @@ class Session:
         self.fault: PeerFault | None = None
         self.version = 0
         """Rises whenever peers should hear of us."""
-        self.begin(labels)
+        self.begin(labels, runs)
         if done:
             self.phase, self._result = "done", done
 
-    def begin(self, labels: Sequence[int]) -> None:
-        """Take a new incarnation that could go on from ``labels``, and gather."""
+    def begin(self, labels: Sequence[int], runs: Mapping[int, str] | None = None) -> None:
+        """Take a new incarnation that could go on from ``labels``, and gather. ``runs``: in which each was made;
+        checkpoints of different runs do not fit together, whatever their labels."""
         self._count += 1
         self._labels = tuple(sorted(labels))[-MOST_LABELS:]
+        self._runs = tuple((runs or {}).get(label, "") for label in self._labels)
         self.durable = max(self._labels, default=-1)
         self._attempt, self.phase, self.interrupted = None, "gathering", False
         self._result = b""
@@ -166,14 +173,15 @@ class Session:
     def _view(self) -> bytes:
         """The view that we hold; empty where somebody was not heard yet."""
         hashed = hashlib.sha256(self._fingerprint)
-        own = (self.me, self._boot, self._count, self._labels)
+        own = (self.me, self._boot, self._count, self._labels, self._runs)
         members = [own]
         for name, peer in self._peers.items():
             if peer.status is None:
                 return b""
-            members.append((name, peer.status.boot, peer.status.count, peer.status.labels))
-        for name, boot, count, labels in sorted(members):
-            hashed.update(repr((name, boot.hex(), count, labels)).encode())
+            told = peer.status
+            members.append((name, told.boot, told.count, told.labels, told.runs))
+        for name, boot, count, labels, runs in sorted(members):
+            hashed.update(repr((name, boot.hex(), count, labels, runs)).encode())
         return hashed.digest()[:VIEW_BYTES]
 
     def status(self) -> Status:
@@ -195,6 +203,7 @@ class Session:
             self.reason,
             self._moves(),
             self.waits,
+            self._runs,
         )
 
     def _moves(self) -> int:
@@ -208,8 +217,9 @@ class Session:
         statuses = [peer.status for peer in self._peers.values() if peer.status is not None]
         if any(status.view != view for status in statuses):
             return None
-        common = set(self._labels).intersection(*(status.labels for status in statuses))
-        self._attempt = Attempt(view, max(common, default=-1))
+        held = [zip(status.labels, status.runs, strict=True) for status in statuses]
+        common = set(zip(self._labels, self._runs, strict=True)).intersection(*held)
+        self._attempt = Attempt(view, max((label for label, _ in common), default=-1))
         self.phase = "running"
         self.durable = self._attempt.label
         self.version += 1
@@ -362,7 +372,8 @@ class Session:
         if status.fingerprint != self._fingerprint:
             raise PeerFault(peer, "job", difference(self._job, status.job))
         too_many = len(status.labels) > MOST_LABELS or len(status.waits) > MOST_WAITS
-        if too_many or len(status.boot) != BOOT_BYTES or len(status.job) > MOST_JOB:
+        unmade = len(status.runs) != len(status.labels) or any(len(run) > MOST_RUN for run in status.runs)
+        if too_many or unmade or len(status.boot) != BOOT_BYTES or len(status.job) > MOST_JOB:
             raise PeerFault(peer, "malformed", "an impossible status")
         before = found.status
         if before is not None and before.boot == status.boot and before.version > status.version:

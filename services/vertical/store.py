@@ -1,12 +1,13 @@
 """A party's checkpoints and result on its own disk: each a file that is there whole, or not at all.
 
-    checkpoint-LABEL    magic, SHA-256 of whose file it is and of the rest, the state
-    result              the same of the part's result
-    table               the digest of the table that they belong to
-    traffic             what was sent and received until the last checkpoint
-    settled             the run whose result all parties have
+    checkpoint-LABEL-RUN   magic, SHA-256 of whose file it is and of the rest, the state
+    result                 the same of the part's result
+    table                  the digest of the table that they belong to
+    traffic                what was sent and received until the last checkpoint
+    settled                the run whose result all parties have
 
-A file of another party, job or label is so as good as a damaged one.
+A file of another party, job or label is so as good as a damaged one. Checkpoints of one label that were made in
+different runs (one folder came back from a backup) do not fit together: so the run is in the name.
 
 Only the last ``KEEP`` checkpoints are kept; the runner never runs further ahead of a peer than that. One process may
 hold a folder at a time.
@@ -30,7 +31,7 @@ from services.vertical.traffic import Traffic, read_traffic
 
 KEEP: Final = 4
 _MAGIC: Final = b"HWV2"
-_NAME: Final = re.compile(r"checkpoint-(\d{1,18})")
+_NAME: Final = re.compile(r"checkpoint-(\d{1,18})(?:-([0-9a-f]{1,64}))?")
 
 
 class StateDamaged(Exception):
@@ -77,28 +78,41 @@ class StateFolder(HeldFolder):
 
     def labels(self) -> list[int]:
         """The labels of the checkpoints that are here, rising."""
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(self.runs())
 
-    def keep(self, label: int, state: bytes) -> None:
-        """Put the checkpoint on disk, and drop all but the last ``KEEP``."""
-        self._write(f"checkpoint-{label}", state)
-        for old in self.labels()[:-KEEP]:
-            (self.folder / f"checkpoint-{old}").unlink(missing_ok=True)
+    def runs(self) -> dict[int, str]:
+        """The run in which each checkpoint that is here was made, by label; empty where it was not said."""
+        return {label: run for label, run, _ in self._checkpoints()}
+
+    def _checkpoints(self) -> list[tuple[int, str, str]]:
+        """Label, run and file's name of each checkpoint, rising."""
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted((int(match[1]), match[2] or "", match[0]) for match in found if match)
+
+    def keep(self, label: int, state: bytes, run: str = "") -> None:
+        """Put the checkpoint on disk, and drop all but the last ``KEEP``. ``run``: hexadecimal, the same at all parties
+        whose checkpoints of this label fit together."""
+        written = f"checkpoint-{label}-{run}" if run else f"checkpoint-{label}"
+        self._write(written, state)
+        last = self.labels()[-KEEP:]
+        for old, _, name in self._checkpoints():
+            if old not in last or (old == label and name != written):
+                (self.folder / name).unlink(missing_ok=True)
 
     def state(self, label: int) -> bytes:
         """The state kept at ``label``. Raises StateDamaged."""
-        return self._read(f"checkpoint-{label}")
+        names = {found: name for found, _, name in self._checkpoints()}
+        return self._read(names.get(label, f"checkpoint-{label}"))
 
     def drop_damaged(self) -> list[StateDamaged]:
         """Remove the checkpoints that cannot be used, so that all go on from an older one; what was wrong with each."""
         found: list[StateDamaged] = []
-        for label in self.labels():
+        for _, _, name in self._checkpoints():
             try:
-                self.state(label)
+                self._read(name)
             except StateDamaged as error:
                 found.append(error)
-                (self.folder / f"checkpoint-{label}").unlink()
+                (self.folder / name).unlink()
         return found
 
     def _write(self, name: str, body: bytes) -> None:
@@ -109,9 +123,9 @@ class StateFolder(HeldFolder):
 
     def forget_after(self, label: int) -> None:
         """Drop what lies beyond ``label``: a run that went on from there makes its own."""
-        for later in self.labels():
+        for later, _, name in self._checkpoints():
             if later > label:
-                (self.folder / f"checkpoint-{later}").unlink(missing_ok=True)
+                (self.folder / name).unlink(missing_ok=True)
         for name in ("result", "settled"):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -149,8 +163,8 @@ class StateFolder(HeldFolder):
 
     def clear(self) -> None:
         """Forget all of it: the job begins anew."""
-        for label in self.labels():
-            (self.folder / f"checkpoint-{label}").unlink(missing_ok=True)
+        for _, _, name in self._checkpoints():
+            (self.folder / name).unlink(missing_ok=True)
         for name in ("result", "settled", "table", "traffic"):
             (self.folder / name).unlink(missing_ok=True)
 

@@ -202,3 +202,19 @@ class TestFiles:
             store.keep(label, b"")
         assert store.labels() == list(range(2 * KEEP, 3 * KEEP))
         store.close()
+
+    def test_one_of_each_label_is_kept_and_says_its_run(self, tmp_path: Path) -> None:
+        store = StateFolder(tmp_path)
+        store.keep(1, b"before", "aa")
+        store.keep(2, b"before", "aa")
+        store.keep(2, b"after", "bb")
+        assert store.runs() == {1: "aa", 2: "bb"}
+        assert store.state(2) == b"after"
+        # A file under another run's name is none of it.
+        (tmp_path / "checkpoint-2-bb").rename(tmp_path / "checkpoint-2-aa")
+        assert [str(one).partition(" is ")[2] for one in store.drop_damaged()] == [
+            "damaged, or of another job; remove it"
+        ]
+        store.forget_after(0)
+        assert store.runs() == {}
+        store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,26 @@ def test_the_same_command_after_the_end_of_all_gives_the_same_result(
         assert one["figures"]["total"] == 2 * ROWS * 2.0
         assert one["figures"]["run"] != first["figures"]["run"]
     assert read_part(state_of(bank) / MODEL).run == read_part(state_of(shop) / MODEL).run != part.run
+
+
+def test_a_folder_that_came_back_from_a_backup_is_not_gone_on_from(tmp_path: Path) -> None:
+    """Its checkpoints have labels that the other one's have, too, and are of another run."""
+    bank, shop = job(tmp_path)
+    together(bank, shop)
+    shutil.move(bank.parent / "state", tmp_path / "backup")
+    together(bank, shop)
+    shutil.rmtree(bank.parent / "state")
+    shutil.move(tmp_path / "backup", bank.parent / "state")
+    held = {int(one.name.split("-")[1]) for one in state_of(bank).glob("checkpoint-*")}
+    assert held & {int(one.name.split("-")[1]) for one in state_of(shop).glob("checkpoint-*")}
+    found = together(bank, shop)
+    sent = []
+    for one in found:
+        assert isinstance(one, dict), one
+        assert one["figures"]["total"] == 2 * ROWS * 2.0
+        sent.append(next(row for row in one["sent"] if row["kind"] in ("sum", "total"))["messages"])
+    # All of it was done again, at the bank for the second time, at the shop for the third.
+    assert sent == [4, 6]
 
 
 def test_a_result_that_others_may_lack_is_written_and_they_are_waited_for(tmp_path: Path) -> None:

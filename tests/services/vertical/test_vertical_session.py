@@ -53,6 +53,18 @@ def test_all_go_on_from_the_largest_label_that_all_have() -> None:
     assert len({attempt.view for attempt in found.values()}) == 1
 
 
+def test_checkpoints_of_different_runs_are_none_that_all_have() -> None:
+    runs = {
+        "a": {1: "aa", 2: "aa", 3: "bb"},
+        "b": {1: "aa", 2: "aa", 3: "cc"},
+        "c": {1: "aa", 2: "aa", 3: "bb"},
+    }
+    sessions = {name: session(name) for name in NAMES}
+    for name, one in sessions.items():
+        one.begin([1, 2, 3], runs[name])
+    assert {attempt.label for attempt in meet(sessions).values()} == {2}
+
+
 def test_nobody_begins_before_everybody_is_there() -> None:
     sessions = {name: session(name) for name in NAMES}
     for _ in range(3):

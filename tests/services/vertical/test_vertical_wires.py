@@ -49,7 +49,7 @@ def over(
         me: str, other: str, address: str | None, listen: str | None, watch: Callable[[int], None]
     ) -> None:
         store = StateFolder(folder / me)
-        session = Session([other], {}, me=me, labels=store.labels())
+        session = Session([other], {}, me=me, labels=store.labels(), runs=store.runs())
         carried = Network(session, me, keys[me], {other: Peer(keys[other].public, address)}, listen)
         try:
             found[me] = Runner(carried, counts(other, watch), store, (other,), me=me, patience=patience).run()
