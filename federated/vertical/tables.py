@@ -182,8 +182,7 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             _check_names(header, path)
-            if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
-                raise TableRefused(f"{path}: columns are parted by {other!r}; write the file with commas")
+            check_separator(header, path)
             rows: list[list[str]] = []
             for row in reader:
                 if not row:
@@ -214,6 +213,12 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     if table.num_rows > MOST_ROWS:
         raise TableRefused(f"{path} has more than {MOST_ROWS} rows")
     return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def check_separator(header: Sequence[str], path: Path) -> None:
+    """Raises TableRefused for what a spreadsheet wrote with another separator than a comma."""
+    if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+        raise TableRefused(f"{path}: columns are parted by {other!r}; write the file with commas")
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:

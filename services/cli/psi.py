@@ -222,7 +222,9 @@ def _refusals() -> Iterator[None]:
         ) from error
     except (TableRefused, IdsRefused) as error:
         raise CommandFailed(
-            Exit.BAD_INPUT, str(error), "`headwater fl psi check FILE` names what is wrong with a file."
+            Exit.BAD_INPUT,
+            str(error),
+            "`headwater fl psi check FILE --id COLUMN` names what is wrong with a file.",
         ) from error
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, str(error), "`headwater fl psi run -h` says what fits.") from error

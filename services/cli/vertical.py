@@ -450,11 +450,12 @@ def _refusals() -> Iterator[None]:
     except PeerAborted as error:
         raise CommandFailed(Exit.REFUSED, str(error), "The log of that party says why.") from error
     except PeerFault as error:
-        raise CommandFailed(
-            Exit.REFUSED,
-            str(error),
-            "Compare the [job] of both parties, and their versions; then ask that party.",
-        ) from error
+        step = (
+            "That is this party's own limit (psi.most_ids_of_a_peer); raise it where the peer may ask more."
+            if error.rule == "limit"
+            else "Compare the [job] of both parties, and their versions; then ask that party."
+        )
+        raise CommandFailed(Exit.REFUSED, str(error), step) from error
     except PeerGone as error:
         raise CommandFailed(
             Exit.NOT_READY,

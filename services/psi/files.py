@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from federated.vertical.tables import TableRefused, id_text
+from federated.vertical.tables import TableRefused, check_separator, id_text
 
 
 def read_ids(path: Path, column: str = "id") -> Iterator[str]:
@@ -27,6 +27,7 @@ def _csv(path: Path, column: str) -> Iterator[str]:
         try:
             header = next(reader, [])
             if header.count(column) != 1:
+                check_separator(header, path)
                 raise TableRefused(f"{path} has no column {column!r}; it has {', '.join(header[:20])}")
             place = header.index(column)
             for row in reader:

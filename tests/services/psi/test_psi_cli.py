@@ -153,6 +153,9 @@ def test_reading(tmp_path: Path) -> None:
     with pytest.raises(TableRefused, match="no column 'name'"):
         list(read_ids(parquet, "name"))
     wrong = tmp_path / "wrong.csv"
+    wrong.write_text("id;x\na;1\n")
+    with pytest.raises(TableRefused, match="parted by ';'"):
+        list(read_ids(wrong))
     wrong.write_text("id,x\na,1\nb\n")
     with pytest.raises(TableRefused, match="line 3: 1 cells"):
         list(read_ids(wrong))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from federated.vertical.kinds import Count, Kind
+from federated.vertical.parties import PeerFault
 from federated.vertical.tables import Table, TableRefused, read_table, write_csv
 from services.cli.app import main
 from services.cli.exits import Exit
+from services.cli.failures import CommandFailed
 from services.vertical.config import ConfigRefused, load_party, parse_party
 from services.vertical.jobs import JobRefused, find_kind, parse_options
 from services.vertical.report import read_reports, tables
@@ -127,6 +129,18 @@ def test_what_is_wrong_is_said_with_its_exit_code(
 ) -> None:
     assert headwater(*arguments) == code
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rule", "step"), [("limit", "psi.most_ids_of_a_peer"), ("job", "Compare the [job]")]
+)
+def test_a_peers_fault_comes_with_the_step_that_helps(rule: str, step: str) -> None:
+    from services.cli.vertical import _refusals
+
+    with pytest.raises(CommandFailed) as told, _refusals():
+        raise PeerFault("bank", rule, "asks 569 more; 431 of 1000 are left")
+    assert told.value.code == Exit.REFUSED
+    assert step in told.value.next_step
 
 
 CONFIG: dict[str, Any] = {
