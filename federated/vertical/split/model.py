@@ -11,20 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from federated.privacy.randomness import SYSTEM
 from federated.vertical.linear.solver import Scaling
 from federated.vertical.parties import PeerFault
 from federated.vertical.split.network import MOST_PARAMETERS, GuestNet, Tower, fill, flat
 from federated.vertical.split.options import SplitOptions
 from federated.vertical.split.protection import noised_rows
+from federated.vertical.split.repeated import KEY_BYTES, RepeatedNoise
 from federated.vertical.tables import MOST_COLUMNS
-from federated.vertical.wire import Arr, Expected, Text, pack, unpack
+from federated.vertical.wire import Arr, Bytes, Expected, Text, pack, unpack
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 
 _FILE: Final = "this model"
-_FORMS: Final = ("split host 1", "split guest 1", "split layered host 1")
+_FORMS: Final = ("split host 2", "split guest 1", "split layered host 2")
+ANSWERS: Final = -1
+"""The place of the noise of answers: no epoch's."""
 _VECTOR: Final = Arr("<f8", (None,), MOST_COLUMNS)
 _COMMON: Final[dict[str, Expected]] = {
     "form": Text(100),
@@ -34,7 +36,8 @@ _COMMON: Final[dict[str, Expected]] = {
     "deviation": Arr("<f8", (None,), MOST_COLUMNS, finite=False),
     "weights": Arr("<f4", (None,), MOST_PARAMETERS),
 }
-_LAYERED: Final[dict[str, Expected]] = _COMMON | {"layer": Arr("<f8", (None, None), MOST_PARAMETERS)}
+_HOST: Final[dict[str, Expected]] = _COMMON | {"key": Bytes(KEY_BYTES)}
+_LAYERED: Final[dict[str, Expected]] = _HOST | {"layer": Arr("<f8", (None, None), MOST_PARAMETERS)}
 _GUEST: Final[dict[str, Expected]] = _COMMON | {
     "alone": Arr("<f4", (None,), MOST_PARAMETERS),
     "values": Arr("<f8", (None,), 1_000),
@@ -50,27 +53,38 @@ def as_input(scaling: Scaling, rows: Floats) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class HostModel:
     """A host's tower, and the weights [width, interactive] of an encrypted layer (``layer``), which are the host's own
-    when training is over. ``net`` is not to be changed."""
+    when training is over. ``net`` is not to be changed. ``key``: of noise, where training had some."""
 
     options: SplitOptions
     scaling: Scaling
     net: Tower
     layer: Floats | None = None
+    key: bytes = b""
 
     def partial(self, rows: Floats) -> Singles:
-        """Activations [N, width] of ``rows`` [N, F], float32, with fresh noise where training had some; or what the
-        layer makes of them, [N, interactive]."""
+        """Activations [N, width] of ``rows`` [N, F], float32, with noise where training had some; or what the layer
+        makes of them, [N, interactive]. The noise of a row is the same whenever the row is: who asks again learns
+        nothing more. Raises ValueError for a model with noise that has no key."""
         with torch.no_grad():
             found: Singles = self.net(as_input(self.scaling, rows)).numpy()
         if self.layer is not None:
             return (found @ self.layer).astype(np.float32)
-        if self.options.host_noise:
-            found = noised_rows(found, self.options.activation_clip, self.options, SYSTEM)
+        return self._noised(found) if self.options.host_noise else found
+
+    def _noised(self, activations: Singles) -> Singles:
+        if len(self.key) != KEY_BYTES:
+            raise ValueError("a model with noise and without its key")
+        found, noise = np.empty_like(activations), RepeatedNoise(self.key)
+        for place in range(len(activations)):
+            row = activations[place : place + 1]
+            noise.begin(ANSWERS)
+            noise.about("answer", row)
+            found[place] = noised_rows(row, self.options.activation_clip, self.options, noise)
         return found
 
     def dump(self) -> bytes:
         form = _FORMS[0 if self.layer is None else 2]
-        fields = _fields(form, self.options, self.scaling, flat(self.net))
+        fields = _fields(form, self.options, self.scaling, flat(self.net)) | {"key": self.key}
         return pack(fields | ({} if self.layer is None else {"layer": self.layer}))
 
 
@@ -157,7 +171,7 @@ def load(body: bytes) -> HostModel | GuestModel:
             (options.width, options.interactive) if options.encrypted else None
         ):
             raise PeerFault(_FILE, "malformed", "a layer of other widths")
-        return HostModel(options, scaling, tower, layer)
+        return HostModel(options, scaling, tower, layer, fields["key"])
     hosts, values = tuple(fields["hosts"].split("\n")), fields["values"]
     if options.loss == "squared" and values.shape != (2,):
         raise PeerFault(_FILE, "malformed", f"{len(values)} numbers for a mean and a deviation")
@@ -170,7 +184,7 @@ def load(body: bytes) -> HostModel | GuestModel:
 
 
 def _unpacked(body: bytes) -> dict[str, Any]:
-    for expected in (_COMMON, _LAYERED):
+    for expected in (_HOST, _LAYERED):
         try:
             return unpack(body, _FILE, expected)
         except PeerFault:

@@ -14,7 +14,7 @@ A restart repeats what was sent with the noise that it had (``repeated``), which
 
 Not in it: the columns' means and deviations, by which features are scaled; a peer that sends something else after a
 restart than before, which makes each batch a release more; a job that is begun again from nothing; and answers to
-queries later, each of which adds one release for the row that was asked for.
+queries later, which add one release for the row that was asked for, however often it is.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def host(
             optimiser.step()
         yield Checkpoint(epoch + 1, _state(net, optimiser, epoch + 1, side, noise))
         yield Progress(epoch + 1, options.epochs, "epochs")
-    part = HostModel(options, scaling, net, (yield from side.end()))
+    part = HostModel(options, scaling, net, (yield from side.end()), noise.key)
     figures: dict[str, float | int | str] = {"epochs": options.epochs, "rows": len(table)}
     return PartResult(figures | statement(options, guest=False), part.dump())
 

@@ -28,6 +28,7 @@ from federated.vertical.histograms.sealed import (
     uniform,
 )
 from federated.vertical.parties import PeerFault
+from tests.support.ciphertexts import transparent
 
 Array = npt.NDArray[Any]
 
@@ -199,7 +200,8 @@ def test_uniform_draws_reject_what_is_too_large() -> None:
 
 def test_what_is_no_ciphertext_is_the_senders_fault(holder: KeyHolder) -> None:
     (good,) = holder.encrypt(np.ones((1, SLOTS), np.int64))
-    for body in (b"", b"nothing", good[:-7], good + b"\0" * 600_000, holder.public):
+    open_to_all = transparent(sealed.context(), read_ciphertext(good, "x"))
+    for body in (b"", b"nothing", good[:-7], good + b"\0" * 600_000, holder.public, open_to_all):
         with pytest.raises(PeerFault) as caught:
             read_ciphertext(body, "guest")
         assert caught.value.peer == "guest"

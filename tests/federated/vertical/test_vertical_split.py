@@ -236,7 +236,7 @@ class TestPeers:
     def test_models_that_are_none(self) -> None:
         outcome = run(SMALL, tables())
         body = outcome.results["host0"].model
-        for wrong in (body[:-1], body.replace(b"split host 1", b"split host 9"), b""):
+        for wrong in (body[:-1], body.replace(b"split host 2", b"split host 9"), b""):
             with pytest.raises((PeerFault, ValueError)):
                 load(wrong)
 
@@ -319,6 +319,21 @@ class TestProtection:
         assert figures["epsilon"] == round(gaussian_epsilon(3.0, 6, 1e-5), 4)
         assert figures["epsilon of an answer"] == round(gaussian_epsilon(3.0, 1, 1e-5), 4)
         assert "epsilon" not in run(SMALL, tables()).results["host0"].figures
+
+    def test_asking_again_tells_nothing_more(self) -> None:
+        given = tables()
+        part = load(run(replace(SMALL, noise=1.0, epochs=1), given).results["host0"].model)
+        assert isinstance(part, HostModel)
+        rows = given["host0"].features
+        once = part.partial(rows)
+        # Alone, or among others, in any order.
+        assert part.partial(rows[7:8]).tobytes() == once[7:8].tobytes()
+        assert part.partial(rows[::-1]).tobytes() == once[::-1].tobytes()
+        clean = replace(part, options=replace(part.options, noise=0.0)).partial(rows)
+        assert np.std(once - clean) == pytest.approx(2.0, rel=0.15)
+        assert len(np.unique(once - clean)) == once.size
+        with pytest.raises(ValueError, match="without its key"):
+            replace(part, key=b"").partial(rows)
 
     def test_leakage_with_noise_and_without(self) -> None:
         """A curious host reads labels from gradients, a curious guest features from activations; noise ends both."""

@@ -19,6 +19,7 @@ from tenseal import sealapi
 
 from federated.privacy.composition import gaussian_epsilon
 from federated.privacy.randomness import SYSTEM
+from federated.vertical.ckks import restored
 from federated.vertical.kinds import Setup
 from federated.vertical.linear.solver import Scaling
 from federated.vertical.parties import Outcome, PeerFault, Sent, run_local
@@ -38,6 +39,7 @@ from federated.vertical.split.ring import HALF, PLAIN, SLOTS, Hider, Ints, KeyHo
 from federated.vertical.split.twin import train_plain
 from federated.vertical.tables import Table
 from federated.vertical.wire import Bytes, pack, unpack
+from tests.support.ciphertexts import transparent
 
 SEED = 5
 SMALL = SplitOptions(hidden=6, width=3, interactive=2, layer="encrypted", epochs=2, batch=45)
@@ -136,6 +138,11 @@ class TestRing:
                 holder.decrypt([blob], "guest")
         with pytest.raises(PeerFault, match="not of the form"):
             hider.read(answer)
+        for made, answered in ((fresh, False), (answer, True)):
+            open_to_all = transparent(ring.context(), ring._read(made, "x", answered))
+            restored(sealapi.Ciphertext, ring.context(), open_to_all, "x", ring.MOST_CIPHERTEXT)
+            with pytest.raises(PeerFault, match="not of the form"):
+                ring._read(open_to_all, "host", answered)
         with pytest.raises(PeerFault, match="host: ciphertext"):
             Hider(b"no key", "host", np.random.default_rng(1).bytes)
 
