@@ -180,7 +180,7 @@ def own_table(setup: Setup, options: LinearOptions, guest: bool) -> Table:
         there = ", ".join(f"{value:g}" for value in values[:NAMED]) + (", …" if len(values) > NAMED else "")
         raise ValueError(
             f"labels of a logistic regression are 0 and 1, or -1 and 1, both present; there are {there}. "
-            "family linear learns numbers, the kind boosting more classes, too"
+            "The option family=linear learns numbers, the kind boosting more classes, too"
         )
     if options.family == "linear":
         Labels.of(table.labels, options)
