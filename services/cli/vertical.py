@@ -435,7 +435,8 @@ def _refusals() -> Iterator[None]:
         raise CommandFailed(
             Exit.SETTINGS,
             str(error),
-            "`headwater fl vertical example` prints a party's file, `check --config FILE` checks one; `-h` shows options.",
+            "`headwater fl vertical example` prints a party's file, `check --config FILE` checks one; "
+            "`-h` shows options.",
         ) from error
     except JobRefused as error:
         raise CommandFailed(
