@@ -176,8 +176,16 @@ class TestResume:
             drawn = 4 * (2 * SEEDS[name]).to_bytes(8, "little")
             assert [apart(state)[2].key for state in kept.values()] == [drawn] * 4
 
-    def test_other_labels_after_a_restart_have_other_noise(self) -> None:
-        """The same noise on something else would tell what has changed."""
+    def test_other_labels_after_a_restart_have_other_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same noise on something else would tell what has changed: in gradients, and in the host's first step."""
+        drawn: list[bytes] = []
+
+        def step(net: Any, *rest: Any) -> None:
+            if isinstance(net, Tower):
+                drawn.append(rest[-1].words(1).tobytes())
+            noised_step(net, *rest)
+
+        monkeypatch.setattr(roles, "noised_step", step)
         options, given = replace(SMALL, noise=1.0), tables()
         whole = run(options, given, bodies=True)
         states = {name: kept[0] for name, kept in whole.checkpoints.items()}
@@ -190,6 +198,7 @@ class TestResume:
         sent = [one.transcript.of(kind="gradients")[0].body for one in (whole, again)]
         first, second = (read_rows(body or b"", "guest", len(order), options.width) for body in sent)
         assert (first != second).all()
+        assert drawn[0] != drawn[len(drawn) // 2]
 
     def test_a_checkpoint_of_another_network_is_refused(self) -> None:
         given = tables()
