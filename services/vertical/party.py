@@ -136,7 +136,7 @@ def run_party(
         if before is not None:
             _log.info("%s: this job was done before, and its result is here; --fresh begins anew", me)
             # Now: whoever was ended between its result and these files may be the last of all parties.
-            report = report_of(prepared, before, store.traffic(), 0.0)
+            report = _reported(prepared, before) or report_of(prepared, before, store.traffic(), 0.0)
             leave_behind(prepared, before, report)
         done = b"" if before is None else bytes.fromhex(str(before.figures[RUN]))
         pulse, clock = prepared.pulse, SteadyClock()
@@ -216,6 +216,16 @@ def report_of(prepared: Prepared, result: PartResult, traffic: Traffic, seconds:
         "sent": sent,
         "received": received,
     }
+
+
+def _reported(prepared: Prepared, result: PartResult) -> dict[str, Any] | None:
+    """The report that was left of ``result``'s run; None where there is none that can be read."""
+    try:
+        found = json.loads((prepared.folder / REPORT).read_text(encoding="utf-8"))
+        same = found["format"] == FORMAT and found["figures"][RUN] == result.figures[RUN]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if same else None
 
 
 def findings_of(kind: Kind[Any], result: PartResult) -> Mapping[str, Any]:
