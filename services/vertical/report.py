@@ -19,10 +19,11 @@ import msgspec
 
 from services.vertical.config import ConfigRefused
 from services.vertical.protections import is_protection, protections
+from services.vertical.remarks import HELD_OUT, remarks
 
 SEEN: Final = ("party", "from", "message", "count", "bytes", "what it learns")
 PARTIES: Final = ("party", "role", "seconds", "attempts", "sent", "received")
-SIZES: Final = ("own rows", "own columns", "joint rows", "held-out rows")
+SIZES: Final = ("own rows", "own columns", "joint rows", HELD_OUT)
 ALIGNMENT: Final = "alignment: "
 MOST_SHOWN: Final = 50
 """Rows of such a table; its file and --format json have all."""
@@ -107,6 +108,9 @@ def tables(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
         names = list(dict.fromkeys(name for _, values in measured for name in values))
         rows = [(label, *(number(values.get(name)) for name in names)) for label, values in measured]
         found.append(("Held-out rows", ("model", *names), rows))
+    said: Rows = [(remark,) for remark in remarks(parties)]
+    if said:
+        found.append(("Remarks", ("what the figures mean",), said))
     found.append(("Parties", PARTIES, [_party(name, one) for name, one in parties.items()]))
     found += _figures("Rows", parties, _is_size)
     told: Rows = [(name, key, number(value), meaning) for name, key, value, meaning in protections(parties)]

@@ -16,6 +16,7 @@ from services.vertical.comparison import compare
 from services.vertical.config import ConfigRefused, load_party
 from services.vertical.jobs import settings_of
 from services.vertical.party import prepare, run_party
+from services.vertical.remarks import remarks
 from services.vertical.report import FORMAT, read_reports, tables
 from services.vertical.report_file import rendered
 from services.vertical.traffic import Traffic, read_traffic
@@ -241,3 +242,43 @@ def test_settings_are_told_with_their_defaults() -> None:
     found = settings_of(job)
     assert (found["psi"]["case"], found["psi"]["protocol"], found["options"]["turns"]) == ("fold", "auto", 5)
     assert "psi" not in settings_of(job | {"align": "none"})
+
+
+class TestRemarks:
+    def said(self, figures: dict[str, Any], alone: dict[str, dict[str, float]]) -> list[str]:
+        return list(remarks({"bank": {"figures": figures, "alone": alone}}))
+
+    @pytest.mark.parametrize(
+        ("measure", "joint", "alone", "worse"),
+        [
+            ("auc", 0.61, 0.98, True),
+            ("auc", 0.975, 0.98, False),
+            ("auc", 0.99, 0.98, False),
+            ("accuracy", 0.7, 0.8, True),
+            ("rmse", 60.0, 50.0, True),
+            ("rmse", 50.2, 50.0, False),
+            ("rmse", 40.0, 50.0, False),
+        ],
+    )
+    def test_a_joint_model_that_does_not_pay_is_named_with_what_is_better(
+        self, measure: str, joint: float, alone: float, worse: bool
+    ) -> None:
+        weak = alone * (2.0 if measure == "rmse" else 0.5)
+        said = self.said({f"test {measure}": joint}, {"weak": {measure: weak}, "own": {measure: alone}})
+        assert bool(said) == worse
+        assert all(f"bank alone, own ({measure} " in one for one in said)
+
+    @pytest.mark.parametrize(("rows", "few"), [(0, False), (12, True), (99, True), (100, False)])
+    def test_measures_on_few_rows_are_doubted(self, rows: int, few: bool) -> None:
+        assert bool(self.said({"test auc": 1.0, "held-out rows": rows}, {})) == few
+
+    def test_what_was_not_measured_is_not_spoken_of(self) -> None:
+        assert self.said({"held-out rows": 12}, {"own": {"auc": 0.9}}) == []
+        assert self.said({"test auc": 0.5}, {"own": {"rmse": 1.0}}) == []
+
+    def test_they_stand_beside_the_measures(self) -> None:
+        shown = report()
+        shown["parties"]["bank"]["alone"] = {"logistic": {"auc": 0.95}}
+        titles = [title for title, _, _ in tables(shown)]
+        assert titles[:2] == ["Held-out rows", "Remarks"]
+        assert [title for title, _, _ in tables(report())].count("Remarks") == 0
