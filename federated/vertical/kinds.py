@@ -92,6 +92,9 @@ class Count:
     least: int
     most: int
 
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[Options]):

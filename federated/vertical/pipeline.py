@@ -113,7 +113,7 @@ def check_roles(kind: Kind[Any], setup: Setup) -> None:
         if count is None:
             raise ValueError(f"{kind.name} has no {role}")
         if not count.least <= has <= count.most:
-            raise ValueError(f"{kind.name} needs {count.least} to {count.most} of {role}, there are {has}")
+            raise ValueError(f"{kind.name} takes {count} as {role}, there are {has}")
 
 
 def _role(

@@ -176,7 +176,7 @@ def test_a_lie_about_rows_or_a_share_is_its_senders_fault(kind: str, body: bytes
 
 def test_parties_that_a_kind_does_not_have_and_too_few_rows() -> None:
     setup = Setup("bank", {"bank": "guest", "c": "coordinator"}, None, 0)
-    with pytest.raises(ValueError, match="needs 1 to 8 of host, there are 0"):
+    with pytest.raises(ValueError, match="takes 1 to 8 as host, there are 0"):
         check_roles(KIND, setup)
     with pytest.raises(ValueError, match="sums has no coordinator"):
         check_roles(KIND, Setup("bank", {"bank": "guest", "h": "host", "c": "coordinator"}, None, 0))

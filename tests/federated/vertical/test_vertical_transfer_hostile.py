@@ -297,5 +297,5 @@ class TestTables:
         assert part.partial(other) == pytest.approx(part.partial(table.features))
 
     def test_two_hosts_are_refused_by_name(self) -> None:
-        with pytest.raises(ValueError, match="transfer needs 1 to 1 of host, there are 2"):
+        with pytest.raises(ValueError, match="transfer takes 1 as host, there are 2"):
             check_roles(KIND, setups(hosts=2)["guest"])
