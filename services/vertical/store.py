@@ -9,8 +9,8 @@
 A file of another party, job or label is so as good as a damaged one. Checkpoints of one label that were made in
 different runs (one folder came back from a backup) do not fit together: so the run is in the name.
 
-Only the last ``KEEP`` checkpoints are kept; the runner never runs further ahead of a peer than that. One process may
-hold a folder at a time.
+Only the last ``KEEP`` checkpoints are kept, and none once all parties have their results; the runner never runs further
+ahead of a peer than that. One process may hold a folder at a time.
 """
 
 from __future__ import annotations
@@ -138,8 +138,11 @@ class StateFolder(HeldFolder):
         return read_result(self._read("result")) if (self.folder / "result").exists() else None
 
     def settle(self, run: str) -> None:
-        """Note that all parties have the result of ``run``."""
+        """Note that all parties have the result of ``run``. Checkpoints go: nobody needs them, and they hold secrets
+        of the run."""
         self._write("settled", run.encode())
+        for _, _, name in self._checkpoints():
+            (self.folder / name).unlink(missing_ok=True)
 
     def settled(self, run: str) -> bool:
         """Whether all parties have the result of ``run``, as far as is known here. Raises StateDamaged."""

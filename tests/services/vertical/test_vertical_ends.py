@@ -21,6 +21,7 @@ from services.vertical.config import load_party
 from services.vertical.keys import make_party_keys
 from services.vertical.party import MODEL, REPORT, prepare, read_part, run_party
 from services.vertical.runner import PeerGone
+from services.vertical.store import StateFolder
 from tests.support.vertical import ROOT, ROWS, PartyProcess, party_files
 
 ROLES = {"bank": "guest", "shop": "host"}
@@ -90,8 +91,20 @@ def test_the_same_command_after_the_end_of_all_gives_the_same_result(
     assert read_part(state_of(bank) / MODEL).run == read_part(state_of(shop) / MODEL).run != part.run
 
 
-def test_a_folder_that_came_back_from_a_backup_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_nothing_of_a_run_stays_that_only_a_restart_would_need(tmp_path: Path) -> None:
+    bank, shop = job(tmp_path)
+    together(bank, shop)
+    for file in (bank, shop):
+        assert (state_of(file) / "settled").exists()
+        assert not list(state_of(file).glob("*checkpoint-*"))
+
+
+def test_a_folder_that_came_back_from_a_backup_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its checkpoints have labels that the other one's have, too, and are of another run."""
+    # As if both were killed before they noted that all have their results: checkpoints stay until then.
+    monkeypatch.setattr(StateFolder, "settle", lambda store, run: None)
     bank, shop = job(tmp_path)
     together(bank, shop)
     shutil.move(bank.parent / "state", tmp_path / "backup")

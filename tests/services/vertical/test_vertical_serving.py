@@ -275,7 +275,7 @@ def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ('listen = "0.0.0.0:0"\n', "serve.api_keys is empty"),
-        ('listen = "127.0.0.1:99999"\n', "serve.listen: '99999' is not a port"),
+        ('listen = "127.0.0.1:99999"\n', "serve.listen: 99999 is not a port"),
         ('listen = "192.0.2.1:1"\n' + f'api_keys = ["read:{"0" * 64}"]\n', "serve.listen: .* cannot be had"),
         ("", "train first"),
     ],
@@ -283,12 +283,12 @@ def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_named(tmp_path: Path, change: str, why: str) -> None:
     files = party_files(tmp_path, ROLES, listening=("shop",), options={})
     files["bank"].write_text(f"{files['bank'].read_text()}[serve]\n{change}")
-    prepared = prepare(load_party(files["bank"]))
-    if change:
-        other = trained(tmp_path / "other")["bank"]
-        prepared.folder.mkdir(parents=True)
-        (prepared.folder / MODEL).write_bytes((other.folder / MODEL).read_bytes())
     with pytest.raises(ConfigRefused, match=why):
+        prepared = prepare(load_party(files["bank"]))
+        if change:
+            other = trained(tmp_path / "other")["bank"]
+            prepared.folder.mkdir(parents=True)
+            (prepared.folder / MODEL).write_bytes((other.folder / MODEL).read_bytes())
         serve_party(prepared, threading.Event())
 
 
