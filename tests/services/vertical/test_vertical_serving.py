@@ -283,13 +283,17 @@ def test_requests_are_bounded_and_take_a_key(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_named(tmp_path: Path, change: str, why: str) -> None:
     files = party_files(tmp_path, ROLES, listening=("shop",), options={})
     files["bank"].write_text(f"{files['bank'].read_text()}[serve]\n{change}")
-    with pytest.raises(ConfigRefused, match=why):
+
+    def serve() -> None:
         prepared = prepare(load_party(files["bank"]))
         if change:
             other = trained(tmp_path / "other")["bank"]
             prepared.folder.mkdir(parents=True)
             (prepared.folder / MODEL).write_bytes((other.folder / MODEL).read_bytes())
         serve_party(prepared, threading.Event())
+
+    with pytest.raises(ConfigRefused, match=why):
+        serve()
 
 
 def test_names_of_ids_are_for_two_parties_alone() -> None:
