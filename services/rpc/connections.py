@@ -51,13 +51,12 @@ def _monitor(context: zmq.Context[Any], socket: zmq.Socket[Any], events: int) ->
 class ConnectionCounts:
     """``accepted_total`` − ``established_total``: connections that never finished a handshake of ours.
 
-    ``refused_total``: handshakes by clients whose key is not allowed. ``last``: why the last one failed that told why.
+    ``refused_total``: handshakes by clients whose key is not allowed.
     """
 
     accepted_total: int = 0
     established_total: int = 0
     refused_total: int = 0
-    last: str = ""
 
 
 class Connections:
@@ -70,6 +69,8 @@ class Connections:
         counts: ConnectionCounts,
         monotonic: Callable[[], float],
     ) -> None:
+        self.last = ""
+        """Why the last handshake failed that told why."""
         self._socket, self._counts, self._monotonic = socket, counts, monotonic
         self._told_s = float("-inf")
         self._events = _monitor(context, socket, _EVENTS)
@@ -96,7 +97,7 @@ class Connections:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             counts.established_total += 1
         elif hint := _HINTS.get(value):
-            counts.last = hint
+            self.last = hint
             if self._monotonic() - self._told_s >= _TELL_S:
                 self._told_s = self._monotonic()
                 _log.warning("a connection was refused: %s", hint)

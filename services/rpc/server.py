@@ -149,7 +149,8 @@ class RpcServer:
     @property
     def turned_away(self) -> str:
         """Why somebody was turned away last; empty where nobody was, or it is not known."""
-        return (self._gate.last if self._gate is not None else "") or self.connections.last
+        watched = self._watch.last if self._watch is not None else ""
+        return (self._gate.last if self._gate is not None else "") or watched
 
     def link(self, address: str, security: Security | None) -> Link:
         """A connection to another server that ``wait`` waits for, too. ``unlink`` it when it is done with."""

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from services.rpc import (
     RpcServer,
     Security,
 )
+from services.rpc.connections import ConnectionCounts
 from services.rpc.gate import judge
 from services.rpc.keys import (
     MAX_ALLOWED,
@@ -405,3 +407,8 @@ class TestOpenAddresses:
     @pytest.mark.parametrize("address", ["127.0.0.1:7400", "localhost:0", "[::1]:7400"])
     def test_loopback_needs_neither(self, name: str, address: str) -> None:
         load_settings(overrides=[f"{name}={address}"])
+
+
+def test_counts_of_connections_are_numbers_alone() -> None:
+    """Each is a metric, whatever is added to them."""
+    assert {type(value) for value in asdict(ConnectionCounts()).values()} == {int}

@@ -158,7 +158,12 @@ def test_a_key_that_is_not_the_peers_is_named_at_both_ends(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_party_that_is_told_to_end_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     bank, _ = job(tmp_path)
-    party = PartyProcess(bank)
+    # Tests that a shell started in the background ignore Ctrl-C, and so would the party.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        party = PartyProcess(bank)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         party.until("listening")
         party.process.send_signal(number)
