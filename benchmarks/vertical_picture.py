@@ -15,7 +15,7 @@ from federated.vertical.transfer.curve import Point
 
 UNIT: Final = "AUC"
 _END: Final = ": AUC"
-_TRANSFER: Final = "transfer, "
+_TRANSFER: Final = "transfer"
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
@@ -36,7 +36,7 @@ def draw(rows: Sequence[Row], curves: Sequence[Curve], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13.0, 4.4), layout="constrained", dpi=120)
+    figure = Figure(figsize=(13.0, 5.0), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _jobs(left, shown(rows))
@@ -81,7 +81,8 @@ def _curves(axes: Any, curves: Sequence[Curve]) -> None:
     axes.set_ylabel("AUC over the host's other users")
     axes.grid(True, alpha=0.3, linewidth=0.5)
     if curves:
-        axes.legend(fontsize=8)
+        # Below: no corner is free of curves.
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(curves))
 
 
 def _once(label: str, place: int) -> str:
