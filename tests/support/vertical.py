@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,19 @@ class PartyProcess:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def reports_after_kill(
+    files: Mapping[str, Path], victim: str, begun: Callable[[Mapping[str, PartyProcess]], None]
+) -> dict[str, dict[str, Any]]:
+    """All parties' reports of a job in which ``victim`` was killed, once ``begun`` returned, and started again."""
+    running = {name: PartyProcess(file) for name, file in files.items()}
+    try:
+        begun(running)
+        running[victim].kill()
+        time.sleep(0.3)
+        running[victim] = PartyProcess(files[victim])
+        return {name: one.until("report")["report"] for name, one in running.items()}
+    finally:
+        for one in running.values():
+            one.kill() if one.process.poll() is None else one.close()

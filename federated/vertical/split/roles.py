@@ -200,7 +200,7 @@ def guest(
             mean = loss_of(net, features[rows], shares, labels.targets[rows], options)
             loss += float(mean.detach()) * len(rows) / len(table)
             optimiser.zero_grad()
-            mean.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(mean)
             shown = finite(np.hstack([_gradient(share) for share in shares]))
             if options.noise:
                 noise.about("gradients", shown)
@@ -231,7 +231,7 @@ def train_alone(features: Tensor, labels: Labels, options: SplitOptions, seed: i
     for epoch in range(options.epochs):
         for rows in batches(len(features), options, seed, epoch):
             optimiser.zero_grad()
-            loss_of(net, features[rows], [], labels.targets[rows], options).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss_of(net, features[rows], [], labels.targets[rows], options))
             optimiser.step()
     return net
 

@@ -114,7 +114,7 @@ def train_plain(
             mean = loss_of(net, own[rows], shares, labels.targets[rows], options)
             loss += float(mean.detach()) * len(rows) / len(guest)
             optimiser.zero_grad()
-            mean.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(mean)
             gradients = _passed_on(activations, shares, layers)
             if watch is not None:
                 watch(epoch, rows, [share.detach().numpy() for share in shares], gradients)
@@ -170,7 +170,8 @@ def _passed_on(activations: list[Tensor], shares: list[Tensor], layers: list[Lay
     """The gradients along the activations, which have gone into the towers."""
     for one, share, layer in zip(activations, shares, layers, strict=False):
         assert share.grad is not None
-        one.backward(torch.from_numpy(layer.backward(one.detach().numpy(), share.grad.numpy())))  # type: ignore[no-untyped-call]
+        along = layer.backward(one.detach().numpy(), share.grad.numpy())
+        torch.autograd.backward(one, torch.from_numpy(along))
     found = []
     for one in activations:
         assert one.grad is not None

@@ -13,7 +13,7 @@ import pytest
 
 from services.psi.kept import FileCache, KeptFolder
 from services.vertical.config import load_party
-from tests.support.vertical import PartyProcess, party_files
+from tests.support.vertical import PartyProcess, party_files, reports_after_kill
 
 ROLES = {"bank": "guest", "shop": "host"}
 ROWS = 360
@@ -44,17 +44,12 @@ def joint_ids(file: Path) -> list[str]:
 @pytest.mark.parametrize("victim", list(ROLES))
 def test_goes_on_after_a_party_was_killed(tmp_path: Path, protocol: str, victim: str) -> None:
     files = files_of(tmp_path, protocol=protocol, chunk=15)
-    running = {name: PartyProcess(file) for name, file in files.items()}
-    try:
+
+    def begun(running: Mapping[str, PartyProcess]) -> None:
         while running["bank"].until("done")["done"] < 8:
             pass
-        running[victim].kill()
-        time.sleep(0.3)
-        running[victim] = PartyProcess(files[victim])
-        reports = {name: one.until("report")["report"] for name, one in running.items()}
-    finally:
-        for one in running.values():
-            one.kill() if one.process.poll() is None else one.close()
+
+    reports = reports_after_kill(files, victim, begun)
     common = sorted(str(row) for row in range(ROWS) if row % 3)
     assert [joint_ids(file) for file in files.values()] == [common, common]
     assert {report["figures"]["common"] for report in reports.values()} == {len(common)}

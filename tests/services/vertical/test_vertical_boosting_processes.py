@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 from federated.vertical.boosting.objective import Rule
 from federated.vertical.boosting.plain import boost
 from federated.vertical.tables import Table, write_csv
-from tests.support.vertical import PartyProcess, party_files
+from tests.support.vertical import PartyProcess, party_files, reports_after_kill
 
 pytestmark = pytest.mark.slow
 
@@ -33,17 +33,12 @@ def test_a_killed_party_comes_back_and_the_trees_are_the_twins(tmp_path: Path, v
         own = features[:, 2 * place : 2 * place + 2]
         write_csv(Table(ids, own, ("a", "b"), labels if name == "bank" else None), file.with_name("rows.csv"))
         file.write_text(file.read_text().replace('what = "sums"', 'what = "boosting"'))
-    running = {name: PartyProcess(file) for name, file in files.items()}
-    try:
+
+    def begun(running: Mapping[str, PartyProcess]) -> None:
         while running["bank"].until("done")["done"] < 3:
             pass
-        running[victim].kill()
-        time.sleep(0.3)
-        running[victim] = PartyProcess(files[victim])
-        reports = {name: one.until("report")["report"] for name, one in running.items()}
-    finally:
-        for one in running.values():
-            one.kill() if one.process.poll() is None else one.close()
+
+    reports = reports_after_kill(files, victim, begun)
     survivor = "shop"
     assert reports[survivor]["attempts"] == 2
     rule = Rule(least_rows=5)

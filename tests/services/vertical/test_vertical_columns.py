@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from services.vertical.report import MOST_SHOWN, tables
 from services.vertical.runner import RUN
 from services.vertical.traffic import Traffic
 from services.vertical.trial import Party, with_columns, write_files
-from tests.support.vertical import PartyProcess, party_files
+from tests.support.vertical import PartyProcess, party_files, reports_after_kill
 
 ROLES = {"bank": "guest", "shop": "host"}
 OPTIONS = {"bins": 5, "least_rows": 5, "select": 3}
@@ -178,18 +178,14 @@ def test_a_killed_party_comes_back_and_the_counts_are_the_same(tmp_path: Path, v
         file.write_text(
             file.read_text().replace("select = 3", 'tell = "nothing"').replace("bins = 5", "bins = 10")
         )
-    running = {name: PartyProcess(file) for name, file in files.items()}
-    try:
-        at: dict[str, Any] = {"what": "", "done": 0, "total": 0}
+
+    at: dict[str, Any] = {"what": "", "done": 0, "total": 0}
+
+    def begun(running: Mapping[str, PartyProcess]) -> None:
         while at["what"] != "rounds of bins" or at["done"] < 2:
-            at = running["bank"].until("done")
-        running[victim].kill()
-        time.sleep(0.3)
-        running[victim] = PartyProcess(files[victim])
-        reports = {name: one.until("report")["report"] for name, one in running.items()}
-    finally:
-        for one in running.values():
-            one.kill() if one.process.poll() is None else one.close()
+            at.update(running["bank"].until("done"))
+
+    reports = reports_after_kill(files, victim, begun)
     survivor = "shop" if victim == "bank" else "bank"
     assert reports[survivor]["attempts"] == 2
     bank = read_table(files["bank"].with_name("rows.csv"), label_column="y")

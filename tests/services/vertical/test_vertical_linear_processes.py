@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ pytest.importorskip("tenseal", reason="the extra `vertical` is not installed")
 from federated.vertical.linear.options import LinearOptions
 from federated.vertical.linear.twin import train_plain
 from federated.vertical.tables import Table, write_csv
-from tests.support.vertical import PartyProcess, party_files
+from tests.support.vertical import PartyProcess, party_files, reports_after_kill
 
 pytestmark = pytest.mark.slow
 
@@ -44,18 +44,13 @@ def test_a_killed_party_comes_back_and_the_weights_are_those_in_the_clear(
     tmp_path: Path, victim: str
 ) -> None:
     files, guest, host = files_of(tmp_path)
-    running = {name: PartyProcess(file) for name, file in files.items()}
-    try:
+
+    def begun(running: Mapping[str, PartyProcess]) -> None:
         # Three batches an epoch: the fifth has begun.
         while running["keeper"].until("done")["done"] < 13:
             pass
-        running[victim].kill()
-        time.sleep(0.3)
-        running[victim] = PartyProcess(files[victim])
-        reports = {name: one.until("report")["report"] for name, one in running.items()}
-    finally:
-        for one in running.values():
-            one.kill() if one.process.poll() is None else one.close()
+
+    reports = reports_after_kill(files, victim, begun)
     survivor = next(name for name in ROLES if name != victim)
     assert reports[survivor]["attempts"] == 2
     options = LinearOptions(surrogate="taylor", epochs=EPOCHS, batch=40, tolerance=0.0)
@@ -79,17 +74,12 @@ def test_an_alignment_goes_on_after_any_party_was_killed(tmp_path: Path, victim:
             file.read_text().replace('align = "none"', 'align = "psi"').replace("epochs = 15", "epochs = 2")
         )
         file.write_text(f"{aligned}[job.psi]\nchunk = 1\n")
-    running = {name: PartyProcess(file) for name, file in files.items()}
-    try:
+
+    def begun(running: Mapping[str, PartyProcess]) -> None:
         while (line := running["bank"].until("done"))["done"] < ROWS // 2:
             assert line["what"] == "chunks of ids"
-        running[victim].kill()
-        time.sleep(0.3)
-        running[victim] = PartyProcess(files[victim])
-        reports = {name: one.until("report")["report"] for name, one in running.items()}
-    finally:
-        for one in running.values():
-            one.kill() if one.process.poll() is None else one.close()
+
+    reports = reports_after_kill(files, victim, begun)
     assert reports["bank"]["attempts"] == 2
     sent = {one["kind"]: one["messages"] for one in reports["bank"]["sent"] if one["to"] == "shop"}
     assert sent["psi.hello"] == 1
